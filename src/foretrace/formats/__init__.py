@@ -1,0 +1,5 @@
+"""Doors: files <-> nouns. A trace file is read here and nowhere else."""
+
+from foretrace.formats.read import read
+
+__all__ = ["read"]

@@ -1,0 +1,61 @@
+"""The string table: every text of a timeline once, columns hold its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StringTable(Sequence[str]):
+    """Distinct strings in order of first use; ids are int32 and -1 stands for "none"."""
+
+    def __init__(self, strings: Iterable[str] = ()) -> None:
+        self._ids: dict[str, int] = {}
+        for text in strings:
+            self._ids.setdefault(text, len(self._ids))
+        self._list: list[str] | None = None
+
+    def intern(self, text: str) -> int:
+        """The id of ``text``, which is added when it is new."""
+        return self._ids.setdefault(text, len(self._ids))
+
+    def intern_all(self, texts: Sequence[str]) -> NDArray[np.int32]:
+        """The ids of many strings at once, shape ``(len(texts),)``."""
+        ids = self._ids
+        # Only the few new strings take the slow road; the many known ones are one dictionary look-up each.
+        for text in dict.fromkeys(texts):
+            if text not in ids:
+                ids[text] = len(ids)
+        return np.fromiter(map(ids.__getitem__, texts), np.int32, len(texts))
+
+    def find(self, text: str) -> int:
+        """The id of ``text``, or -1 when it does not occur."""
+        return self._ids.get(text, -1)
+
+    def lookup(self, ids: NDArray[np.integer]) -> list[str]:
+        """The texts of the given ids; -1 gives ``""``."""
+        texts = [*self._texts(), ""]
+        return [texts[i] for i in ids.tolist()]
+
+    def _texts(self) -> list[str]:
+        if self._list is None or len(self._list) != len(self._ids):
+            self._list = list(self._ids)
+        return self._list
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._texts()[index]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def to_arrow(self) -> pa.Array:
+        """The texts as an Arrow string array, in the order of their ids."""
+        import pyarrow as pa
+
+        return pa.array(self._texts(), pa.string())
