@@ -90,9 +90,7 @@ def _timeline(table: Any, header: dict[str, Any]) -> Timeline:
         if "." in name:
             owner, column = name.split(".", 1)
             columns[owner][column] = _values(table, name).to_numpy(zero_copy_only=name != "flows.begins")
-    tables = {
-        name: Table(columns[name], dict.fromkeys(header["string_columns"][name], strings)) for name in TABLES
-    }
+    tables = {name: Table(columns[name], dict.fromkeys(header["string_columns"][name], strings)) for name in TABLES}
     lanes = [Lane(**{**lane, "kind": LaneKind(lane["kind"])}) for lane in header["lanes"]]
     report = ReadReport.from_dict(header["report"])
     return Timeline(

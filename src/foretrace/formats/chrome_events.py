@@ -93,14 +93,8 @@ class Event(msgspec.Struct, gc=False):
     id: int | str = -1
 
 
-class PlainEvent(Event, gc=False):
-    """The usual case: ``ts`` as a number."""
-
-    ts: int | float | None = None
-
-
 class ExactEvent(Event, gc=False):
-    """``ts`` as text, for absolute timestamps with decimals, which a float64 rounds to 250 ns."""
+    """``ts`` as text: absolute timestamps with decimals lose nanoseconds as a float64."""
 
     ts: msgspec.Raw = NO_RAW
 
@@ -117,7 +111,9 @@ _CONTROL_IN_STRING = re.compile(r'"(?:[^"\\]|\\.)*[\x00-\x1f](?:[^"\\]|\\.)*"', 
 _CONSTANT = re.compile(r"(?<![\w\"])(?:NaN|-?Infinity)\b|(?<=[:\s,\[])-?(?:nan|inf)\b(?!\")")
 _LOWER_CONSTANT = re.compile(r"(?<=[:\s,\[])(-?)(nan|inf)\b(?=\s*[,}\]])")
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
-_OPEN_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*[,}]\s*(?:"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:|$))', re.DOTALL)
+_OPEN_NAME = re.compile(
+    r'("name"\s*:\s*")(.*?)("\s*[,}]\s*(?:"(?:ph|cat|pid|tid|ts|dur|args|id|s|bp)"\s*:|$))', re.DOTALL
+)
 
 
 def loads_tolerant(raw: bytes, report: ReadReport, place: str) -> Any:

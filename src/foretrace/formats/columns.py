@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -42,10 +41,13 @@ def integers(values: list[Any], report: ReadReport, what: str) -> NDArray[np.int
         column = np.empty(0, object)
     if column.dtype == np.int64 and len(column) == len(values):
         return column
-    return np.fromiter((_integer(value, report, what) for value in values), np.int64, len(values))
+    return np.fromiter((integer(value, report, what) for value in values), np.int64, len(values))
 
 
-def _integer(value: Any, report: ReadReport, what: str) -> int:
+def integer(value: Any, report: ReadReport, what: str) -> int:
+    """One value of an int64 column, mended as `integers` does it."""
+    if isinstance(value, msgspec.Raw):
+        value = msgspec.json.decode(value)
     if value is None or value == "":
         return -1
     try:
@@ -112,51 +114,6 @@ def _nanoseconds(value: Any) -> int | None:
         return round(Decimal(value) * 1000)
     except (ArithmeticError, ValueError, TypeError, OverflowError):
         return None
-
-
-def loses_nanoseconds(values: list[Any]) -> bool:
-    """Whether these times came as floats too large to hold nanoseconds."""
-    return any(type(value) is float and value > 2**43 for value in values[:64])
-
-
-def interned(values: list[Any], strings: StringTable) -> NDArray[np.int32]:
-    """String ids; empty text and None become -1, numbers their text."""
-    texts = [value if type(value) is str else "" if value is None else str(value) for value in values]
-    ids = strings.intern_all(texts)
-    empty = strings.find("")
-    if empty >= 0:
-        ids[ids == empty] = -1
-    return ids
-
-
-class RawTexts:
-    """Interns raw JSON values (shapes, grids, rank lists) as compact text; each distinct spelling is parsed once."""
-
-    def __init__(self, strings: StringTable) -> None:
-        self._strings = strings
-        self._ids: dict[bytes, int] = {b"": -1, b"null": -1, b'""': -1}
-
-    def ids(self, values: list[msgspec.Raw]) -> NDArray[np.int32]:
-        """String ids of the values, -1 for absent ones."""
-        raws = list(map(bytes, values))
-        known = self._ids
-        for raw in dict.fromkeys(raws):
-            if raw not in known:
-                known[raw] = self._strings.intern(_compact(raw))
-        return np.fromiter(map(known.__getitem__, raws), np.int32, len(raws))
-
-
-def _compact(raw: bytes) -> str:
-    text = msgspec.json.format(raw, indent=-1).decode(errors="replace")
-    # Rank lists come as text in quotes: "[0, 1]".
-    if text.startswith('"'):
-        text = str(msgspec.json.decode(text)).replace(" ", "")
-    return text
-
-
-def constant(value: int, count: int, dtype: type = np.int64) -> NDArray[Any]:
-    """A column that holds one value."""
-    return np.fromiter(repeat(value, count), dtype, count)
 
 
 Progress = Callable[[int, int], None]

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from foretrace.formats.chrome_events import Damaged, Event, ExactEvent, PlainEvent, event_from, loads_tolerant
-from foretrace.trace import FormatError, ReadReport
+from foretrace.formats.batches import Batch, BatchScanner, DecodedBatch
+from foretrace.formats.chrome_events import Damaged, Event, ExactEvent, event_from, loads_tolerant
+from foretrace.trace import FormatError, ReadReport, StringTable
 
 _MAX_TAIL_BYTES = 64 << 20
 _MAX_EVENT_BYTES = 64 << 20  # without an end of an event in so many bytes, the text is no event list
@@ -33,10 +34,9 @@ class JsonStream:
 
     Attributes:
         members: top-level members besides the events; complete when `batches` is exhausted.
-        exact_times: set it to True to get ``ts`` as text from the next batch on.
     """
 
-    def __init__(self, blocks: Iterator[bytes], path: str, report: ReadReport) -> None:
+    def __init__(self, blocks: Iterator[bytes], path: str, report: ReadReport, strings: StringTable) -> None:
         self._blocks = blocks
         self._path = path
         self._report = report
@@ -46,13 +46,11 @@ class JsonStream:
         self._separator: bytes | None = None
         self._closed = False  # the end of the event list has been seen
         self.members: dict[str, Any] = {}
-        self.exact_times = False
-        self._decoders = {
-            False: msgspec.json.Decoder(list[PlainEvent]),
-            True: msgspec.json.Decoder(list[ExactEvent]),
-        }
+        self._strings = strings
+        self._scanner = BatchScanner(strings, report)
+        self._decoder = msgspec.json.Decoder(list[ExactEvent])
 
-    def batches(self) -> Iterator[tuple[list[Event], bytes]]:
+    def batches(self) -> Iterator[tuple[Batch, bytes]]:
         """Events batch by batch, each with the text it came from.
 
         Raises:
@@ -221,30 +219,33 @@ class JsonStream:
                 return at + 1
         return found.start() + 1 if found else 0
 
-    def _decode(self, piece: bytes, offset: int, last: bool) -> list[Event]:
-        body, rest = self._split_end(piece) if last else (piece, None)
-        try:
-            events: list[Event] = self._decoders[self.exact_times].decode(b"".join((b"[", body, b"]")))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
-            return self._salvage(piece, offset, last)
-        if rest is not None:
-            self._close(offset + len(piece) - len(rest), rest)
-        return events
+    def _decode(self, piece: bytes, offset: int, last: bool) -> Batch:
+        if last:
+            return self._decode_last(piece, offset)
+        return self._read_whole(piece) or self._salvage(piece, offset, last)
 
-    def _split_end(self, piece: bytes) -> tuple[bytes, bytes | None]:
-        """The last piece without the ``]`` that closes the list and what follows it."""
+    def _decode_last(self, piece: bytes, offset: int) -> Batch:
+        """The last piece holds the ``]`` that closes the list, and what follows it."""
         ends = [match.start() + 1 for match in _LIST_END.finditer(piece, max(0, len(piece) - (1 << 20)))]
-        decoder = msgspec.json.Decoder(list[msgspec.Raw])
-        for end in reversed(ends[-40:]):
-            tail = piece[end:].lstrip(_SPACE)[1:]
-            if tail.lstrip(_SPACE)[:1] not in (b"", b",", b"}"):
-                continue
-            try:
-                decoder.decode(b"".join((b"[", piece[:end], b"]")))
-            except (msgspec.DecodeError, RecursionError):
-                continue
-            return piece[:end], tail
-        return piece, None
+        for end in reversed(ends[-4:]):
+            rest = piece[end:].lstrip(_SPACE)[1:]
+            if rest.lstrip(_SPACE)[:1] in (b"", b",", b"}"):
+                batch = self._read_whole(piece[:end])
+                if batch is not None:
+                    self._close(offset + len(piece) - len(rest), rest)
+                    return batch
+        return self._salvage(piece, offset, last=True)
+
+    def _read_whole(self, text: bytes) -> Batch | None:
+        """All events of the text at once, by the compiled scanner or else into structs; None if it is damaged."""
+        scanned = self._scanner.scan(text)
+        if scanned is not None:
+            return scanned
+        try:
+            events: list[Event] = list(self._decoder.decode(b"".join((b"[", text, b"]"))))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+            return None
+        return DecodedBatch(self._strings, self._report, events)
 
     def _close(self, offset: int, rest: bytes) -> None:
         """The list ended inside a piece: what follows it goes back to the front of the buffer."""
@@ -252,23 +253,23 @@ class JsonStream:
         self._buffer = rest + self._buffer
         self._offset = offset
 
-    def _salvage(self, piece: bytes, offset: int, last: bool) -> list[Event]:
+    def _salvage(self, piece: bytes, offset: int, last: bool) -> Batch:
         """Decode event by event, mending what can be mended and counting what must be dropped."""
         events: list[Event] = []
         starts = [0, *(match.end() for match in _BOUNDARY.finditer(piece))]
         ends = [*(match.start() + 1 for match in _BOUNDARY.finditer(piece)), len(piece)]
-        one = msgspec.json.Decoder(ExactEvent if self.exact_times else PlainEvent)
+        one = msgspec.json.Decoder(ExactEvent)
         index = 0
         while index < len(starts):
             used, found = self._salvage_one(piece, starts, ends, index, one, offset, events)
             if not found and self._try_close(piece, starts[index], offset, one, events):
-                return events
+                break
             if not found:
                 at = f"byte {offset + starts[index]}"
                 is_cut = last and index + 1 == len(starts)
                 self._report.drop("event cut off at the end of the file" if is_cut else "damaged event", at)
             index += used
-        return events
+        return DecodedBatch(self._strings, self._report, events)
 
     def _salvage_one(
         self,

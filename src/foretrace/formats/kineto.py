@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import compress
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.formats.chrome_events import Event, ExactEvent
-from foretrace.formats.columns import (
-    Columns,
-    RawTexts,
-    floats,
-    integers,
-    interned,
-    loses_nanoseconds,
-    nanoseconds,
-)
+from foretrace.formats.batches import Batch, Rows
+from foretrace.formats.columns import Columns, floats, nanoseconds
 from foretrace.formats.json_stream import JsonStream
-from foretrace.formats.sources import Source, blocks
+from foretrace.formats.sources import Source, ahead, blocks
 from foretrace.trace import Category, Lane, LaneKind, ReadReport, StringTable, Timeline
+from foretrace.trace.timeline import TABLES
 
 CATEGORIES = {
     "cpu_op": Category.OPERATOR,
@@ -54,7 +45,6 @@ CATEGORIES = {
     "overhead": Category.OVERHEAD,
 }
 _ON_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC, Category.DEVICE_ANNOTATION)
-_FLOW_PHASES = frozenset("stf")
 _WEEK_NS = 7 * 24 * 3600 * 10**9
 _COUNTER = re.compile(rb'"ph"\s*:\s*"C"')
 _STREAM_NUMBER = re.compile(r"^(?:stream\s*)?(-?\d+)\b")
@@ -75,338 +65,295 @@ def read_timeline(
             timeline's ``report``.
     """
     report = ReadReport(source.name)
-    stream = JsonStream(blocks(source, report, on_bytes), source.name, report)
-    reader = _TimelineReader(report, keep_python)
-    for events, text in stream.batches():
-        if not stream.exact_times and loses_nanoseconds([event.ts for event in events[:64]]):
-            events, stream.exact_times = _with_exact_times(stream, events, text), True
-        reader.add(events, text)
+    strings = StringTable()
+    stream = JsonStream(blocks(source, report, on_bytes), source.name, report, strings)
+    reader = _TimelineReader(report, strings, keep_python)
+    # Scanning releases the interpreter, so it runs ahead in a thread of its own while columns are built here.
+    for batch, text in ahead(stream.batches()):
+        reader.add(batch, text)
     return reader.finish(stream.members)
 
 
-def _with_exact_times(stream: JsonStream, events: list[Event], text: bytes) -> list[Event]:
-    """The batch once more, with times as text; the batches that follow come so at once."""
-    try:
-        exact: list[Event] = msgspec.json.decode(b"".join((b"[", text, b"]")), type=list[ExactEvent])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return events  # a damaged batch: its times are exact to 250 ns
-    return exact if len(exact) == len(events) else events
-
-
 class _TimelineReader:
-    """Turns batches of events into columns."""
+    """Turns batches of events into the tables of a timeline."""
 
-    def __init__(self, report: ReadReport, keep_python: bool) -> None:
+    def __init__(self, report: ReadReport, strings: StringTable, keep_python: bool) -> None:
         self._report = report
         self._keep_python = keep_python
-        self._strings = StringTable()
-        self._raw = RawTexts(self._strings)
-        self._categories: dict[str, Category] = {}
-        self._lane_ids: dict[tuple[Any, ...], int] = {}
-        self._lane_kinds: dict[int, tuple[LaneKind, int, int]] = {}
-        self._thread_names: dict[tuple[str, str], str] = {}
+        self._strings = strings
+        self._categories: dict[int, Category] = {}  # by string id
+        self._lane_ids: dict[tuple[int, int, int, int], int] = {}  # process and thread as string ids, device, stream
+        self._thread_names: dict[tuple[int, int], int] = {}
         self._num_events = 0
-        self._open: dict[tuple[Any, Any], list[Event]] = {}
-        names = ("events", "operators", "kernels", "copies", "collectives", "syncs", "python")
-        self._tables = {name: Columns() for name in (*names, "flows", "memory", "counters", "instants")}
+        self._open: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        self._tables = {name: Columns() for name in TABLES}
 
     # -- a batch -----------------------------------------------------------------------------------------------
 
-    def add(self, events: list[Event], text: bytes) -> None:
-        """Take one batch; ``text`` is its JSON, for the events whose ``args`` are free-form."""
-        phases = [event.ph for event in events]
-        self._report.phases.update(phases)
-        complete = [event for event in events if event.ph == "X"]
-        if len(complete) < len(events):
-            others = [event for event in events if event.ph != "X"]
-            self._add_flows([event for event in others if event.ph in _FLOW_PHASES])
-            rest = [event for event in others if event.ph not in _FLOW_PHASES]
-            complete += self._add_rest(rest, text)
-        self._add_complete(complete)
+    def add(self, batch: Batch, text: bytes) -> None:
+        """Take one batch; ``text`` is its JSON, for counter events, whose ``args`` are free-form."""
+        phase = batch.text("ph")
+        found, counts = np.unique(phase, return_counts=True)
+        for phase_id, count in zip(found.tolist(), counts.tolist(), strict=True):
+            name = self._strings[phase_id] if phase_id >= 0 else ""
+            self._report.phases[name] += count
+            if name != "X":
+                self._add_phase(name, batch, np.flatnonzero(phase == phase_id), text)
+        self._add_complete(batch, np.flatnonzero(phase == self._strings.find("X")))
 
-    def _add_rest(self, events: list[Event], text: bytes) -> list[Event]:
-        """Metadata, instants, counters; returns events that were given as begin and end."""
-        closed: list[Event] = []
-        instants: list[Event] = []
-        for event in events:
-            phase = event.ph
-            if phase == "M":
-                if event.name == "thread_name":
-                    self._thread_names[str(event.pid), str(event.tid)] = str(event.args.name)
-            elif phase in ("i", "I", "R"):
-                instants.append(event)
-            elif phase == "B":
-                self._open.setdefault((event.pid, event.tid), []).append(event)
-            elif phase == "E":
-                closed += self._close(event)
-            elif phase != "C":
-                self._report.drop(f"event of phase {phase!r}" if phase else "event without a phase")
-        self._add_instants(instants)
-        if any(event.ph == "C" for event in events):
+    def _add_phase(self, phase: str, batch: Batch, rows: Rows, text: bytes) -> None:
+        if phase in ("s", "t", "f"):
+            self._add_flows(batch, rows, begins=phase == "s")
+        elif phase in ("i", "I", "R"):
+            self._add_instants(batch, rows)
+        elif phase == "M":
+            self._add_names(batch, rows)
+        elif phase == "C":
             self._add_counters(text)
-        return closed
+        elif phase not in ("B", "E"):
+            self._report.drop(f"event of phase {phase!r}" if phase else "event without a phase", count=len(rows))
+        elif phase == "B" or "B" not in self._phases(batch):
+            self._add_begins_and_ends(batch)
 
-    def _close(self, end: Event) -> list[Event]:
-        stack = self._open.get((end.pid, end.tid))
-        if not stack:
-            self._report.drop("end without a begin")
-            return []
-        begin = stack.pop()
-        times, valid = nanoseconds([begin.ts, end.ts])
-        if not valid.all():
-            self._report.drop("event without a usable time")
-            return []
-        begin.dur = int(times[1] - times[0]) / 1000
-        return [begin]
+    def _phases(self, batch: Batch) -> set[str]:
+        return set(self._strings.lookup(np.unique(batch.text("ph"))))
 
-    def _add_instants(self, events: list[Event]) -> None:
-        if not events:
-            return
-        time_ns, valid = nanoseconds([event.ts for event in events])
-        self._report.drop("event without a usable time", count=int((~valid).sum()))
-        is_memory = [event.args.size_bytes != -1 and event.args.device_type != -1 for event in events]
-        self._add_memory(list(compress(events, is_memory & valid)), time_ns[is_memory & valid])
-        others = ~np.array(is_memory) & valid
-        named = list(compress(events, others))
-        if named:
-            self._tables["instants"].add(
-                time_ns=time_ns[others],
-                name=interned([event.name for event in named], self._strings),
-                lane=self._lanes([(event.pid, event.tid) for event in named]),
-            )
+    def _add_names(self, batch: Batch, rows: Rows) -> None:
+        named = rows[batch.text("name", rows) == self._strings.find("thread_name")]
+        columns = (batch.text(field, named).tolist() for field in ("pid", "tid", "args.name"))
+        for process, thread, name in zip(*columns, strict=True):
+            self._thread_names[process, thread] = name
 
-    def _add_memory(self, events: list[Event], time_ns: NDArray[np.int64]) -> None:
-        if not events:
-            return
-        args = [event.args for event in events]
+    def _usable_times(self, batch: Batch, rows: Rows) -> tuple[NDArray[np.int64], Rows]:
+        """Times of the rows that have one, and these rows; the others are counted as dropped."""
+        time_ns, valid, absent = batch.time("ts", rows)
+        usable = valid & ~absent
+        self._report.drop("event without a usable time", count=int((~usable).sum()))
+        return time_ns[usable], rows[usable]
+
+    def _add_instants(self, batch: Batch, rows: Rows) -> None:
+        time_ns, rows = self._usable_times(batch, rows)
         names = ("device_type", "device_id", "size_bytes", "address", "allocated_bytes", "reserved_bytes")
-        columns = {name: integers([getattr(a, name) for a in args], self._report, name) for name in names}
-        columns["device"] = columns.pop("device_id")
-        self._tables["memory"].add(time_ns=time_ns, **columns)
+        memory = {name: batch.integer(f"args.{name}", rows) for name in names}
+        is_memory = (memory["size_bytes"] != -1) & (memory["device_type"] != -1)
+        memory["device"] = memory.pop("device_id")
+        if is_memory.any():
+            columns = {name: column[is_memory] for name, column in memory.items()}
+            self._tables["memory"].add(time_ns=time_ns[is_memory], **columns)
+        rows, time_ns = rows[~is_memory], time_ns[~is_memory]
+        if len(rows):
+            self._tables["instants"].add(
+                time_ns=time_ns, name=batch.text("name", rows), lane=self._host_lanes(batch, rows)
+            )
 
     def _add_counters(self, text: bytes) -> None:
         """Counter events once more: every member of ``args`` is a series of its own."""
         times, names, series, values = [], [], [], []
-        for raw in _raw_events(text):
-            if not _COUNTER.search(raw):
-                continue
-            try:
-                event = msgspec.json.decode(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self._report.drop("damaged counter event")
-                continue
-            if not isinstance(event, dict) or event.get("ph") != "C" or not isinstance(event.get("args"), dict):
-                continue
+        for event in _counter_events(text, self._report):
             for key, value in event["args"].items():
-                if isinstance(value, int | float):
+                if isinstance(value, int | float) and not isinstance(value, bool):
                     times.append(event.get("ts"))
                     names.append(str(event.get("name", "")))
                     series.append(key)
                     values.append(value)
-        if times:
-            time_ns, valid = nanoseconds(times)
-            self._report.drop("event without a usable time", count=int((~valid).sum()))
-            self._tables["counters"].add(
-                time_ns=time_ns[valid],
-                name=interned(names, self._strings)[valid],
-                series=interned(series, self._strings)[valid],
-                value=floats(values)[valid],
-            )
-
-    def _add_flows(self, events: list[Event]) -> None:
-        if not events:
+        if not times:
             return
-        time_ns, valid = nanoseconds([event.ts for event in events])
-        if not valid.all():
-            self._report.drop("event without a usable time", count=int((~valid).sum()))
-            events, time_ns = list(compress(events, valid)), time_ns[valid]
+        time_ns, valid = nanoseconds(times)
+        self._report.drop("event without a usable time", count=int((~valid).sum()))
+        self._tables["counters"].add(
+            time_ns=time_ns[valid],
+            name=self._strings.intern_all(names)[valid],
+            series=self._strings.intern_all(series)[valid],
+            value=floats(values)[valid],
+        )
+
+    def _add_flows(self, batch: Batch, rows: Rows, begins: bool) -> None:
+        time_ns, rows = self._usable_times(batch, rows)
+        kind = batch.text("cat", rows)
+        if (kind < 0).any():
+            kind = np.where(kind < 0, batch.text("name", rows), kind)
         self._tables["flows"].add(
-            kind=interned([event.cat or event.name for event in events], self._strings),
-            id=integers([event.id for event in events], self._report, "flow id"),
-            begins=np.array([event.ph == "s" for event in events], np.bool_),
+            kind=kind,
+            id=batch.integer("id", rows),
+            begins=np.full(len(rows), begins),
             time_ns=time_ns,
-            lane=self._lanes([(event.pid, event.tid) for event in events]),
+            lane=self._host_lanes(batch, rows),
+        )
+
+    def _add_begins_and_ends(self, batch: Batch) -> None:
+        """Join begin and end events of each thread; both may lie in different batches."""
+        phase = batch.text("ph")
+        begin = self._strings.find("B")
+        time_ns, rows = self._usable_times(batch, np.flatnonzero((phase == begin) | (phase == self._strings.find("E"))))
+        columns = [phase[rows] == begin, time_ns, *(batch.text(field, rows) for field in ("pid", "tid", "name", "cat"))]
+        joined: list[tuple[int, int, int, int, int, int]] = []
+        for is_begin, at_ns, process, thread, name, cat in zip(*(c.tolist() for c in columns), strict=True):
+            stack = self._open.setdefault((process, thread), [])
+            if is_begin:
+                stack.append((at_ns, name, cat))
+            elif stack:
+                start_ns, name, cat = stack.pop()
+                joined.append((process, thread, name, cat, start_ns, at_ns - start_ns))
+            else:
+                self._report.drop("end without a begin")
+        if joined:
+            self._add_joined(joined)
+
+    def _add_joined(self, joined: list[tuple[int, int, int, int, int, int]]) -> None:
+        process, thread, name, cat, start_ns, duration_ns = (np.array(c, np.int64) for c in zip(*joined, strict=True))
+        none = np.full(len(joined), -1, np.int64)
+        self._report.repair("begin and end joined into one event", count=len(joined))
+        self._add_events(
+            name=name.astype(np.int32),
+            category_name=cat.astype(np.int32),
+            category=self._category(cat),
+            lane=self._lanes(process, thread, none, none),
+            start_ns=start_ns,
+            duration_ns=np.maximum(duration_ns, 0),
+            correlation=none,
+            external_id=none,
         )
 
     # -- events with a duration ----------------------------------------------------------------------------------
 
-    def _add_complete(self, events: list[Event]) -> None:
-        cats = [event.cat for event in events]
-        self._report.events.update(cats)
-        category = self._category(cats)
-        events, cats, category = self._selected(events, cats, category)
-        start_ns, start_valid = nanoseconds([event.ts for event in events])
-        duration_ns, duration_valid = self._durations(events)
-        category, keep = self._plausible(category, start_ns, duration_ns, start_valid & duration_valid)
-        if not keep.all():
-            events, cats = list(compress(events, keep)), list(compress(cats, keep))
-            category, start_ns, duration_ns = category[keep], start_ns[keep], duration_ns[keep]
-        if not events:
+    def _add_complete(self, batch: Batch, rows: Rows) -> None:
+        cat = batch.text("cat", rows)
+        found, counts = np.unique(cat, return_counts=True)
+        self._report.events.update(dict(zip(self._strings.lookup(found), counts.tolist(), strict=True)))
+        rows = self._selected(rows, cat)
+        start_ns, duration_ns, rows = self._plausible_times(batch, rows)
+        if not len(rows):
             return
-        args = [event.args for event in events]
-        self._tables["events"].add(
-            name=interned([event.name for event in events], self._strings),
-            category_name=interned(cats, self._strings),
+        cat = batch.text("cat", rows)
+        category = self._category(cat)
+        external_id = batch.integer("args.external_id", rows)
+        if (external_id < 0).any():
+            old = batch.integer("args.external_id_2021", rows)
+            external_id = np.where(external_id < 0, old, external_id)
+        first = self._num_events
+        self._add_events(
+            name=batch.text("name", rows),
+            category_name=cat,
             category=category,
-            lane=self._event_lanes(events, category),
+            lane=self._event_lanes(batch, rows, category),
             start_ns=start_ns,
             duration_ns=duration_ns,
-            correlation=integers([a.correlation for a in args], self._report, "correlation"),
-            external_id=self._external_ids(args),
+            correlation=batch.integer("args.correlation", rows),
+            external_id=external_id,
         )
-        self._add_details(args, category)
-        self._num_events += len(events)
+        self._add_details(batch, rows, category, first)
 
-    def _category(self, cats: list[str]) -> NDArray[np.int8]:
+    def _add_events(self, **columns: NDArray[Any]) -> None:
+        self._tables["events"].add(**columns)
+        self._num_events += len(columns["name"])
+
+    def _category(self, cat: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
+        """`Category` of string ids; each distinct one is looked up once."""
+        distinct, inverse = np.unique(cat, return_inverse=True)
         known = self._categories
-        for cat in dict.fromkeys(cats):
-            if cat not in known:
-                known[cat] = _category_of(cat)
-        return np.fromiter(map(known.__getitem__, cats), np.int8, len(cats))
+        for cat_id in distinct.tolist():
+            if cat_id not in known:
+                known[cat_id] = _category_of(self._strings[cat_id] if cat_id >= 0 else "")
+        category: NDArray[np.int8] = np.array([known[cat_id] for cat_id in distinct.tolist()], np.int8)[inverse]
+        return category
 
-    def _selected(
-        self, events: list[Event], cats: list[str], category: NDArray[np.int8]
-    ) -> tuple[list[Event], list[str], NDArray[np.int8]]:
+    def _selected(self, rows: Rows, cat: NDArray[np.int32]) -> Rows:
         """Leave out the span that Kineto draws over the whole trace and, on request, Python functions."""
-        drop = np.fromiter((cat == "Trace" for cat in cats), np.bool_, len(cats))
+        span = self._strings.find("Trace")
+        keep = (cat != span) | (span < 0)
         if not self._keep_python:
-            python = category == Category.PYTHON
+            python = self._category(cat) == Category.PYTHON
             self._report.drop("Python function, as asked", count=int(python.sum()))
-            drop |= python
-        if not drop.any():
-            return events, cats, category
-        return list(compress(events, ~drop)), list(compress(cats, ~drop)), category[~drop]
+            keep &= ~python
+        kept: Rows = rows[keep]
+        return kept
 
-    def _durations(self, events: list[Event]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        values = [event.dur for event in events]
-        missing = values.count(None)
-        if missing:
-            self._report.repair("missing duration (taken as 0)", count=missing)
-            values = [0 if value is None else value for value in values]
-        return nanoseconds(values)
-
-    def _plausible(
-        self,
-        category: NDArray[np.int8],
-        start_ns: NDArray[np.int64],
-        duration_ns: NDArray[np.int64],
-        valid: NDArray[np.bool_],
-    ) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-        """Mend negative durations in place; say which events have a time that can be true."""
-        self._report.drop("event without a usable time", count=int((~valid).sum()))
-        negative = valid & (duration_ns < 0)
+    def _plausible_times(self, batch: Batch, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64], Rows]:
+        """Start and duration of the rows whose times can be true; mended and dropped ones are counted."""
+        start_ns, start_valid, start_absent = batch.time("ts", rows)
+        duration_ns, duration_valid, duration_absent = batch.time("dur", rows)
+        usable = start_valid & ~start_absent & duration_valid
+        self._report.drop("event without a usable time", count=int((~usable).sum()))
+        self._report.repair("missing duration (taken as 0)", count=int((usable & duration_absent).sum()))
+        negative = usable & (duration_ns < 0)
         self._report.repair("negative duration (taken as 0)", count=int(negative.sum()))
         duration_ns[negative] = 0
-        absurd = valid & (duration_ns > _WEEK_NS)
+        absurd = usable & (duration_ns > _WEEK_NS)
         self._report.drop("duration of more than a week", count=int(absurd.sum()))
-        timeless = valid & (start_ns == 0) & (duration_ns == 0) & np.isin(category, _ON_DEVICE)
-        self._report.drop("device event without a time (ts 0, dur 0)", count=int(timeless.sum()))
-        return category, valid & ~absurd & ~timeless
+        timeless = usable & (start_ns == 0) & (duration_ns == 0)
+        if timeless.any():
+            timeless &= np.isin(self._category(batch.text("cat", rows)), _ON_DEVICE)
+            self._report.drop("device event without a time (ts 0, dur 0)", count=int(timeless.sum()))
+        keep = usable & ~absurd & ~timeless
+        kept: Rows = rows[keep]
+        return start_ns[keep], duration_ns[keep], kept
 
-    def _external_ids(self, args: list[Any]) -> NDArray[np.int64]:
-        ids = integers([a.external_id for a in args], self._report, "External id")
-        if (ids < 0).any():
-            old = integers([a.external_id_2021 for a in args], self._report, "external id")
-            ids = np.where(ids < 0, old, ids)
-        return ids
+    # -- lanes -----------------------------------------------------------------------------------------------------
 
-    def _event_lanes(self, events: list[Event], category: NDArray[np.int8]) -> NDArray[np.int32]:
-        keys: list[tuple[Any, ...]] = [(event.pid, event.tid) for event in events]
-        for row in np.flatnonzero(np.isin(category, _ON_DEVICE)).tolist():
-            event = events[row]
-            device = event.args.device if type(event.args.device) is int and event.args.device >= 0 else event.pid
-            stream = event.args.stream if type(event.args.stream) is int else event.tid
-            keys[row] = (event.pid, event.tid, device, stream)
-        return self._lanes(keys)
+    def _host_lanes(self, batch: Batch, rows: Rows) -> NDArray[np.int32]:
+        none = np.full(len(rows), -1, np.int64)
+        return self._lanes(batch.text("pid", rows), batch.text("tid", rows), none, none)
 
-    def _lanes(self, keys: list[tuple[Any, ...]]) -> NDArray[np.int32]:
-        ids = self._lane_ids
-        for key in dict.fromkeys(keys):
-            ids.setdefault(key, len(ids))
-        return np.fromiter(map(ids.__getitem__, keys), np.int32, len(keys))
+    def _event_lanes(self, batch: Batch, rows: Rows, category: NDArray[np.int8]) -> NDArray[np.int32]:
+        device = np.full(len(rows), -1, np.int64)
+        stream = np.full(len(rows), -1, np.int64)
+        on_device = np.flatnonzero(np.isin(category, _ON_DEVICE))
+        if len(on_device):
+            process, thread = batch.text("pid", rows[on_device]), batch.text("tid", rows[on_device])
+            device[on_device] = self._or_number(batch.integer("args.device", rows[on_device]), process)
+            stream[on_device] = self._or_number(batch.integer("args.stream", rows[on_device]), thread)
+        return self._lanes(batch.text("pid", rows), batch.text("tid", rows), device, stream)
+
+    def _or_number(self, numbers: NDArray[np.int64], texts: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The numbers; where one is absent, the number in the text (``stream 7``)."""
+        absent = numbers < 0
+        if absent.any():
+            distinct, inverse = np.unique(texts[absent], return_inverse=True)
+            numbers[absent] = np.array([_number_of(text) for text in self._strings.lookup(distinct)], np.int64)[inverse]
+        return numbers
+
+    def _lanes(
+        self,
+        process: NDArray[np.integer[Any]],
+        thread: NDArray[np.integer[Any]],
+        device: NDArray[np.int64],
+        stream: NDArray[np.int64],
+    ) -> NDArray[np.int32]:
+        # Few distinct lanes, many rows: mix the four numbers, so that Python sees each distinct lane once.
+        mixed = process.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + thread.astype(np.uint64)
+        mixed = mixed * np.uint64(0xC2B2AE3D27D4EB4F) + device.astype(np.uint64)
+        mixed = mixed * np.uint64(0x165667B19E3779F9) + stream.astype(np.uint64)
+        _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
+        columns = (column[first].tolist() for column in (process, thread, device, stream))
+        ids = [self._lane_ids.setdefault(key, len(self._lane_ids)) for key in zip(*columns, strict=True)]
+        return np.array(ids, np.int32)[inverse] if ids else np.empty(0, np.int32)
 
     # -- details of some categories --------------------------------------------------------------------------------
 
-    def _add_details(self, args: list[Any], category: NDArray[np.int8]) -> None:
-        self._add_operators(*self._of(args, category, Category.OPERATOR, Category.ANNOTATION))
-        self._add_kernels(*self._of(args, category, Category.KERNEL))
-        self._add_copies(*self._of(args, category, Category.MEMCPY, Category.MEMSET))
-        self._add_syncs(*self._of(args, category, Category.SYNC))
-        self._add_python(*self._of(args, category, Category.PYTHON))
-        marked = [row for row, a in enumerate(args) if a.collective]
-        if marked:
-            rows = np.array(marked, np.int64) + self._num_events
-            self._add_collectives([args[row] for row in marked], rows)
+    def _add_details(self, batch: Batch, rows: Rows, category: NDArray[np.int8], first: int) -> None:
+        def of(*wanted: Category) -> tuple[Rows, NDArray[np.int64]]:
+            at = np.flatnonzero(np.isin(category, wanted))
+            return rows[at], at + first
 
-    def _of(
-        self, args: list[Any], category: NDArray[np.int8], *wanted: Category
-    ) -> tuple[list[Any], NDArray[np.int64]]:
-        rows = np.flatnonzero(np.isin(category, wanted))
-        return [args[row] for row in rows.tolist()], rows + self._num_events
+        self._add_table("operators", batch, *of(Category.OPERATOR, Category.ANNOTATION))
+        self._add_table("kernels", batch, *of(Category.KERNEL))
+        self._add_table("copies", batch, *of(Category.MEMCPY, Category.MEMSET))
+        self._add_table("syncs", batch, *of(Category.SYNC))
+        self._add_table("python", batch, *of(Category.PYTHON))
+        marked = np.flatnonzero(batch.text("args.collective", rows) >= 0)
+        self._add_table("collectives", batch, rows[marked], marked + first)
 
-    def _add_operators(self, args: list[Any], event: NDArray[np.int64]) -> None:
-        if not args:
+    def _add_table(self, table: str, batch: Batch, rows: Rows, event: NDArray[np.int64]) -> None:
+        if not len(rows):
             return
-        self._tables["operators"].add(
-            event=event,
-            input_shapes=self._raw.ids([a.input_shapes for a in args]),
-            input_types=self._raw.ids([a.input_types for a in args]),
-            input_strides=self._raw.ids([a.input_strides for a in args]),
-            concrete_inputs=self._raw.ids([a.concrete_inputs for a in args]),
-            sequence=integers([a.sequence for a in args], self._report, "Sequence number"),
-            forward_thread=integers([a.forward_thread for a in args], self._report, "Fwd thread id"),
-            record_function_id=integers([a.record_function_id for a in args], self._report, "Record function id"),
-        )
-
-    def _add_kernels(self, args: list[Any], event: NDArray[np.int64]) -> None:
-        if not args:
-            return
-        self._tables["kernels"].add(
-            event=event,
-            grid=self._raw.ids([a.grid for a in args]),
-            block=self._raw.ids([a.block for a in args]),
-            registers=integers([a.registers for a in args], self._report, "registers per thread"),
-            shared_memory_bytes=integers([a.shared_memory_bytes for a in args], self._report, "shared memory"),
-            blocks_per_sm=floats([a.blocks_per_sm for a in args]),
-            warps_per_sm=floats([a.warps_per_sm for a in args]),
-            occupancy_pct=floats([a.occupancy_pct for a in args]),
-        )
-
-    def _add_copies(self, args: list[Any], event: NDArray[np.int64]) -> None:
-        if args:
-            size_bytes = integers([a.bytes for a in args], self._report, "bytes")
-            self._tables["copies"].add(event=event, size_bytes=size_bytes)
-
-    def _add_syncs(self, args: list[Any], event: NDArray[np.int64]) -> None:
-        if not args:
-            return
-        names = ("wait_on_stream", "wait_on_event_record_correlation", "wait_on_event_id")
-        self._tables["syncs"].add(
-            event=event,
-            kind=interned([a.cuda_sync_kind for a in args], self._strings),
-            **{name: integers([getattr(a, name) for a in args], self._report, name) for name in names},
-        )
-
-    def _add_python(self, args: list[Any], event: NDArray[np.int64]) -> None:
-        if args:
-            names = ("python_id", "python_parent_id", "python_module_id")
-            columns = {name: integers([getattr(a, name) for a in args], self._report, name) for name in names}
-            self._tables["python"].add(event=event, **columns)
-
-    def _add_collectives(self, args: list[Any], event: NDArray[np.int64]) -> None:
-        comms_id = integers([a.comms_id for a in args], self._report, "comms_id")
-        spaced = integers([a.comms_id_spaced for a in args], self._report, "Comms Id")
-        numbers = ("in_elements", "out_elements", "group_size", "source_rank", "target_rank")
-        self._tables["collectives"].add(
-            event=event,
-            collective=interned([a.collective for a in args], self._strings),
-            dtype=interned([a.dtype for a in args], self._strings),
-            group=interned([a.group for a in args], self._strings),
-            group_description=interned([a.group_description for a in args], self._strings),
-            group_ranks=self._raw.ids([a.group_ranks for a in args]),
-            comms_id=np.where(comms_id == -1, spaced, comms_id),
-            **{name: integers([getattr(a, name) for a in args], self._report, name) for name in numbers},
-        )
+        columns: dict[str, NDArray[Any]] = {}
+        for column, field, kind in _DETAILS[table]:
+            read: Callable[[str, Rows], NDArray[Any]] = getattr(batch, kind)
+            columns[column] = read(f"args.{field}", rows)
+        if table == "collectives":
+            spaced = columns.pop("comms_id_spaced")
+            columns["comms_id"] = np.where(columns["comms_id"] == -1, spaced, columns["comms_id"])
+        self._tables[table].add(event=event, **columns)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -424,9 +371,7 @@ class _TimelineReader:
                     tables[table][column][:] += base_ns
         rank = self._rank(members)
         lanes = self._finished_lanes(tables["events"])
-        return Timeline(
-            lanes=lanes, strings=self._strings, rank=rank, metadata=members, report=self._report, **tables
-        )
+        return Timeline(lanes=lanes, strings=self._strings, rank=rank, metadata=members, report=self._report, **tables)
 
     def _rank(self, members: dict[str, Any]) -> int:
         """The recorded rank, else the one in the file's name, else -1: the job numbers those."""
@@ -448,23 +393,43 @@ class _TimelineReader:
         on_host[events["lane"][~device_rows]] = True
         return [self._lane(key, bool(on_device[i]), bool(on_host[i])) for key, i in self._lane_ids.items()]
 
-    def _lane(self, key: tuple[Any, ...], on_device: bool, on_host: bool) -> Lane:
-        process, thread = str(key[0]), str(key[1])
-        name = self._thread_names.get((process, thread), "")
+    def _lane(self, key: tuple[int, int, int, int], on_device: bool, on_host: bool) -> Lane:
+        name_id = self._thread_names.get(key[:2], -1)
+        process, thread, name = self._strings.lookup(np.array([*key[:2], name_id]))
         if on_device:
-            device, stream = _number_of(key[2]), _number_of(key[3])
-            return Lane(LaneKind.DEVICE_STREAM, process, thread, device, stream, name)
+            return Lane(LaneKind.DEVICE_STREAM, process, thread, key[2], key[3], name)
         return Lane(LaneKind.HOST_THREAD if on_host else LaneKind.OTHER, process, thread, name=name)
 
 
+_DETAILS: dict[str, list[tuple[str, str, str]]] = {  # table -> (column, member of args, how to read it)
+    "operators": [
+        *((name, name, "raw") for name in ("input_shapes", "input_types", "input_strides", "concrete_inputs")),
+        *((name, name, "integer") for name in ("sequence", "forward_thread", "record_function_id")),
+    ],
+    "kernels": [
+        *((name, name, "raw") for name in ("grid", "block")),
+        *((name, name, "integer") for name in ("registers", "shared_memory_bytes")),
+        *((name, name, "number") for name in ("blocks_per_sm", "warps_per_sm", "occupancy_pct")),
+    ],
+    "copies": [("size_bytes", "bytes", "integer")],
+    "collectives": [
+        *((name, name, "text") for name in ("collective", "dtype", "group", "group_description")),
+        ("group_ranks", "group_ranks", "raw"),
+        *((name, name, "integer") for name in ("in_elements", "out_elements", "group_size")),
+        *((name, name, "integer") for name in ("source_rank", "target_rank", "comms_id", "comms_id_spaced")),
+    ],
+    "syncs": [
+        ("kind", "cuda_sync_kind", "text"),
+        *(
+            (name, name, "integer")
+            for name in ("wait_on_stream", "wait_on_event_record_correlation", "wait_on_event_id")
+        ),
+    ],
+    "python": [(f"python_{name}", f"python_{name}", "integer") for name in ("id", "parent_id", "module_id")],
+}
 _STRING_COLUMNS: dict[str, tuple[str, ...]] = {
+    **{table: tuple(c for c, _, kind in details if kind in ("text", "raw")) for table, details in _DETAILS.items()},
     "events": ("name", "category_name"),
-    "operators": ("input_shapes", "input_types", "input_strides", "concrete_inputs"),
-    "kernels": ("grid", "block"),
-    "copies": (),
-    "collectives": ("collective", "dtype", "group", "group_description", "group_ranks"),
-    "syncs": ("kind",),
-    "python": (),
     "flows": ("kind",),
     "memory": (),
     "counters": ("name", "series"),
@@ -495,6 +460,19 @@ def _number_of(value: Any) -> int:
     return number
 
 
+def _counter_events(text: bytes, report: ReadReport) -> Iterator[dict[str, Any]]:
+    for raw in _raw_events(text):
+        if not _COUNTER.search(raw):
+            continue
+        try:
+            event = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            report.drop("damaged counter event")
+            continue
+        if isinstance(event, dict) and event.get("ph") == "C" and isinstance(event.get("args"), dict):
+            yield event
+
+
 def _raw_events(text: bytes) -> Iterator[bytes]:
     try:
         yield from map(bytes, msgspec.json.decode(b"".join((b"[", text, b"]")), type=list[msgspec.Raw]))
@@ -516,8 +494,3 @@ def _no_events(strings: StringTable) -> Any:
         external_id=none64.copy(),
     )
     return columns.table(strings, _STRING_COLUMNS["events"])
-
-
-def count_by_category(timeline: Timeline) -> Counter[str]:
-    """Events with a duration by the category that the file gave them."""
-    return Counter(timeline.report.events)

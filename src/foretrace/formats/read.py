@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,8 @@ def read(
     Args:
         path_or_paths: files (``.json``, ``.json.gz``), folders, globs, or archives (``.zip``, ``.tar``, ``.tar.gz``).
         keep_python: keep ``python_function`` events, which can be most of a file.
-        executor: reads the files in parallel, e.g. a ``ProcessPoolExecutor`` or Dask's ``Client.get_executor()``.
+        executor: reads the files in parallel, e.g. a ``ProcessPoolExecutor`` or Dask's ``Client.get_executor()``;
+            without one, threads do, since inflating and scanning release the interpreter.
         cache: True keeps an Arrow file of each trace in the user's cache folder and loads that from then on
             (a path names another folder). A changed file is read again.
         progress: called with (bytes done, bytes in all) while reading.
@@ -65,6 +67,9 @@ def _read_all(
     meter = _Meter(progress, sum(source.size_bytes for source in sources))
     timelines: list[Timeline] = []
     refused: list[FormatError] = []
+    if executor is None and len(sources) > 1:
+        with ThreadPoolExecutor(min(len(sources), os.cpu_count() or 1)) as threads:
+            return _read_all(sources, keep_python, threads, cache, progress, strict)
     if executor is None:
         attempts = (partial(_read_one, source, keep_python, cache, meter.add) for source in sources)
     else:
@@ -177,8 +182,9 @@ def _groups(timelines: list[Timeline]) -> dict[str, ProcessGroup]:
             known = groups.get(name)
             if name and (known is None or not known.ranks):
                 parsed = _ranks(ranks)
-                backend = known.backend if known else ""
-                groups[name] = ProcessGroup(name, description, backend, parsed, len(parsed) or (known.size if known else -1))
+                known = known or ProcessGroup(name)
+                size = len(parsed) or known.size
+                groups[name] = ProcessGroup(name, description or known.description, known.backend, parsed, size)
     return groups
 
 

@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 from foretrace.trace import FormatError, ReadReport
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 _JSON_NAMES = (".json", ".json.gz")
 _ARCHIVE_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
 PathLike = str | Path
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def _expand(path: Path, stack: ExitStack) -> list[Source]:
 def _in_folder(folder: Path) -> list[Source]:
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name.endswith(_JSON_NAMES))
     if not files:
-        raise FormatError(str(folder), "no .json or .json.gz file in this folder", "name the folder that has the traces")
+        raise FormatError(str(folder), "no .json or .json.gz file in this folder", "name the folder of the traces")
     return [Source.of(path) for path in files]
 
 
@@ -101,7 +103,7 @@ def _members(path: Path, stack: ExitStack) -> Iterator[tuple[str, Callable[[Path
             if name.endswith(_JSON_NAMES):
                 yield name, lambda target, name=name: _copy(archive.open(name), target)  # type: ignore[misc]
         return
-    tar = stack.enter_context(tarfile.open(path, "r:*"))
+    tar = stack.enter_context(tarfile.open(path, "r:*"))  # noqa: SIM115
     for member in tar:
         if member.isfile() and member.name.endswith(_JSON_NAMES):
             content = tar.extractfile(member)
@@ -121,7 +123,7 @@ def blocks(source: Source, report: ReadReport, on_bytes: Callable[[int], None] |
     Reading and inflating run in a thread of their own, a few blocks ahead: the inflater frees the interpreter.
     """
     report.size_bytes = source.size_bytes
-    return _ahead(_inflated(source, report, on_bytes or (lambda count: None)))
+    return ahead(_inflated(source, report, on_bytes or (lambda count: None)))
 
 
 def _inflated(source: Source, report: ReadReport, on_bytes: Callable[[int], None]) -> Iterator[bytes]:
@@ -143,6 +145,8 @@ def _counted(first: bytes, file, on_bytes: Callable[[int], None]) -> Iterator[by
 
 
 def _gunzip(pieces: Iterator[bytes], report: ReadReport) -> Iterator[bytes]:
+    from zlib import error as ZlibError
+
     from isal import isal_zlib
 
     inflater = isal_zlib.decompressobj(31)
@@ -156,7 +160,7 @@ def _gunzip(pieces: Iterator[bytes], report: ReadReport) -> Iterator[bytes]:
                 inflater = isal_zlib.decompressobj(31)
             try:
                 out = inflater.decompress(waiting, BLOCK_BYTES)
-            except isal_zlib.error as error:
+            except ZlibError as error:
                 report.repair("damaged gzip stream: kept what precedes the damage", f"byte {out_bytes} ({error})")
                 return
             out_bytes += len(out)
@@ -169,7 +173,7 @@ def _gunzip(pieces: Iterator[bytes], report: ReadReport) -> Iterator[bytes]:
         report.repair("truncated gzip stream: kept what precedes the cut", f"byte {out_bytes}")
 
 
-def _ahead(items: Iterable[bytes], depth: int = 3) -> Iterator[bytes]:
+def ahead(items: Iterable[T], depth: int = 3) -> Iterator[T]:
     """Run an iterator in a thread, ``depth`` items ahead of its consumer; errors come out at their place."""
     done = object()
     results: queue.Queue[object] = queue.Queue(depth)
@@ -198,7 +202,6 @@ def _ahead(items: Iterable[bytes], depth: int = 3) -> Iterator[bytes]:
         while (item := results.get()) is not done:
             if isinstance(item, BaseException):
                 raise item
-            assert isinstance(item, bytes)
-            yield item
+            yield cast(T, item)
     finally:
         stop.set()

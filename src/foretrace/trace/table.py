@@ -65,13 +65,12 @@ class Table(Mapping[str, Column]):
 
         arrays: dict[str, pa.Array] = {}
         for name, column in self._columns.items():
-            values = pa.array(column)
-            if name in self.strings:
-                mask = pa.array(column < 0) if len(column) and bool((column < 0).any()) else None
-                if mask is not None:
-                    values = pa.array(column, mask=np.asarray(column < 0))
-                values = pa.DictionaryArray.from_arrays(values, self.strings[name].to_arrow())
-            arrays[name] = values
+            if name not in self.strings:
+                arrays[name] = pa.array(column)
+                continue
+            absent = np.asarray(column < 0)
+            ids = pa.array(column, mask=absent if absent.any() else None)
+            arrays[name] = pa.DictionaryArray.from_arrays(ids, self.strings[name].to_arrow())
         return pa.table(arrays)
 
     def to_pandas(self) -> pd.DataFrame:
