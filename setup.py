@@ -7,7 +7,7 @@ setup(
         Extension(
             "foretrace.formats._scanner",
             ["src/foretrace/formats/_scanner.c"],
-            extra_compile_args=["-O2"],
+            extra_compile_args=["-O3"],
             optional=True,
         )
     ]

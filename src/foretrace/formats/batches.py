@@ -7,6 +7,7 @@ members that `chrome_events` declares.
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any, Protocol
 
@@ -18,10 +19,16 @@ from foretrace.formats.chrome_events import NO_RAW, Args, Damaged, Event, loads_
 from foretrace.formats.columns import floats, integer, integers, nanoseconds
 from foretrace.trace import ReadReport, StringTable
 
-try:
-    from foretrace.formats import _scanner
-except ImportError:  # built without a C compiler: the struct decoder reads everything, at a third of the speed
-    _scanner = None  # type: ignore[assignment]
+
+def _compiled_scanner() -> Any:
+    """The compiled module; None in an install without a C compiler, where structs do all at a third of the speed."""
+    try:
+        return importlib.import_module("foretrace.formats._scanner")
+    except ImportError:
+        return None
+
+
+_scanner = _compiled_scanner()
 
 Rows = NDArray[np.intp]
 
@@ -46,6 +53,9 @@ class Batch(Protocol):
     def number(self, field: str, rows: Rows) -> NDArray[np.float64]:
         """A number; NaN where it is absent."""
 
+    def occurs(self, field: str) -> bool:
+        """Whether any event may have the member."""
+
     def time(self, field: str, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
         """A time in nanoseconds, whether it is usable, and whether it is absent."""
 
@@ -68,29 +78,27 @@ class TokenTexts:
         self._strings = strings
         self._report = report
         self._tokens: list[bytes] = []
-        self._ids = {"text": np.empty(0, np.int32), "raw": np.empty(0, np.int32)}
+        self._ids = {"text": np.full(1, -1, np.int32), "raw": np.full(1, -1, np.int32)}
 
     def extend(self, tokens: list[bytes]) -> None:
         """Take the scanner's new tokens, in order."""
         self._tokens += tokens
-        missing = len(self._tokens) - len(self._ids["text"])
-        if missing > 0:
-            room = np.full(max(missing, len(self._tokens)), _UNRESOLVED, np.int32)
-            self._ids = {way: np.concatenate((ids, room)) for way, ids in self._ids.items()}
+        if len(self._tokens) >= len(self._ids["text"]):
+            room = np.full(2 * len(self._tokens) + 1, _UNRESOLVED, np.int32)
+            room[-1] = -1
+            for way, ids in self._ids.items():
+                self._ids[way] = room.copy()
+                self._ids[way][: len(ids) - 1] = ids[:-1]
 
     def ids(self, tokens: NDArray[np.int32], way: str) -> NDArray[np.int32]:
         """String ids of tokens, read as ``"text"`` or kept as ``"raw"`` JSON; -1 stays -1."""
-        known = self._ids[way]
-        if not len(known):
-            return tokens.copy()
+        known = self._ids[way]  # its last entry answers for -1
         found = known[tokens]
-        found[tokens < 0] = -1
         unresolved = tokens[found == _UNRESOLVED]
         if len(unresolved):
             for token in np.unique(unresolved).tolist():
                 known[token] = self._resolve(self._tokens[token], way)
             found = known[tokens]
-            found[tokens < 0] = -1
         return found
 
     def _resolve(self, token: bytes, way: str) -> int:
@@ -158,11 +166,20 @@ class ScannedBatch:
         return self._dense[field]
 
     def text(self, field: str, rows: Rows | None = None) -> NDArray[np.int32]:
-        column = self._column(field)
-        return self._texts.ids(column if rows is None else column[rows], "text")
+        return self._string_ids(field, rows, "text")
 
     def raw(self, field: str, rows: Rows) -> NDArray[np.int32]:
-        return self._texts.ids(self._column(field)[rows], "raw")
+        return self._string_ids(field, rows, "raw")
+
+    def _string_ids(self, field: str, rows: Rows | None, way: str) -> NDArray[np.int32]:
+        key = f"{way} {field}"
+        if key not in self._dense:
+            self._dense[key] = self._texts.ids(self._column(field), way)
+        ids = self._dense[key]
+        return ids if rows is None else ids[rows]
+
+    def occurs(self, field: str) -> bool:
+        return bool(self._columns[_FIELDS[field][0]][0])
 
     def integer(self, field: str, rows: Rows) -> NDArray[np.int64]:
         column = self._column(field)[rows]
@@ -267,6 +284,9 @@ class DecodedBatch:
     def raw(self, field: str, rows: Rows) -> NDArray[np.int32]:
         texts = [compact_text(bytes(value)) for value in self._values(field, rows)]
         return np.array([self._strings.intern(text) if text else -1 for text in texts], np.int32)
+
+    def occurs(self, field: str) -> bool:
+        return True
 
     def integer(self, field: str, rows: Rows) -> NDArray[np.int64]:
         return integers(self._values(field, rows), self._report, field)

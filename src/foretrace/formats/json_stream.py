@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from foretrace.formats import sources
 from foretrace.formats.batches import Batch, BatchScanner, DecodedBatch
 from foretrace.formats.chrome_events import Damaged, Event, ExactEvent, event_from, loads_tolerant
 from foretrace.trace import FormatError, ReadReport, StringTable
@@ -60,7 +61,7 @@ class JsonStream:
             return
         while not self._closed:
             piece, offset, last = self._next_piece()
-            if piece.strip():
+            if piece and not piece.isspace():
                 yield self._decode(piece, offset, last), piece
             if last:
                 break
@@ -186,8 +187,7 @@ class JsonStream:
     def _next_piece(self) -> tuple[bytes, int, bool]:
         """Text of whole events, its offset, and whether the file ends with it."""
         while True:
-            grew = self._more()
-            if not grew:
+            if not self._fill(max(sources.BLOCK_BYTES, len(self._buffer) + 1)):
                 piece, offset = self._buffer, self._offset
                 self._drop(len(piece))
                 return piece, offset, True

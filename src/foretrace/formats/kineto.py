@@ -45,6 +45,7 @@ CATEGORIES = {
     "overhead": Category.OVERHEAD,
 }
 _ON_DEVICE = (Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC, Category.DEVICE_ANNOTATION)
+_IS_ON_DEVICE = np.isin(np.arange(len(Category)), _ON_DEVICE)
 _WEEK_NS = 7 * 24 * 3600 * 10**9
 _COUNTER = re.compile(rb'"ph"\s*:\s*"C"')
 _STREAM_NUMBER = re.compile(r"^(?:stream\s*)?(-?\d+)\b")
@@ -93,8 +94,7 @@ class _TimelineReader:
     def add(self, batch: Batch, text: bytes) -> None:
         """Take one batch; ``text`` is its JSON, for counter events, whose ``args`` are free-form."""
         phase = batch.text("ph")
-        found, counts = np.unique(phase, return_counts=True)
-        for phase_id, count in zip(found.tolist(), counts.tolist(), strict=True):
+        for phase_id, count in _counts(phase):
             name = self._strings[phase_id] if phase_id >= 0 else ""
             self._report.phases[name] += count
             if name != "X":
@@ -218,8 +218,7 @@ class _TimelineReader:
 
     def _add_complete(self, batch: Batch, rows: Rows) -> None:
         cat = batch.text("cat", rows)
-        found, counts = np.unique(cat, return_counts=True)
-        self._report.events.update(dict(zip(self._strings.lookup(found), counts.tolist(), strict=True)))
+        self._report.events.update({self._strings[i] if i >= 0 else "": count for i, count in _counts(cat)})
         rows = self._selected(rows, cat)
         start_ns, duration_ns, rows = self._plausible_times(batch, rows)
         if not len(rows):
@@ -227,7 +226,7 @@ class _TimelineReader:
         cat = batch.text("cat", rows)
         category = self._category(cat)
         external_id = batch.integer("args.external_id", rows)
-        if (external_id < 0).any():
+        if batch.occurs("args.external_id_2021") and (external_id < 0).any():
             old = batch.integer("args.external_id_2021", rows)
             external_id = np.where(external_id < 0, old, external_id)
         first = self._num_events
@@ -249,12 +248,13 @@ class _TimelineReader:
 
     def _category(self, cat: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
         """`Category` of string ids; each distinct one is looked up once."""
-        distinct, inverse = np.unique(cat, return_inverse=True)
         known = self._categories
-        for cat_id in distinct.tolist():
+        table = np.zeros(len(self._strings) + 1, np.int8)  # the last entry answers for -1
+        for cat_id, _ in _counts(cat):
             if cat_id not in known:
                 known[cat_id] = _category_of(self._strings[cat_id] if cat_id >= 0 else "")
-        category: NDArray[np.int8] = np.array([known[cat_id] for cat_id in distinct.tolist()], np.int8)[inverse]
+            table[cat_id] = known[cat_id]
+        category: NDArray[np.int8] = table[cat]
         return category
 
     def _selected(self, rows: Rows, cat: NDArray[np.int32]) -> Rows:
@@ -282,7 +282,7 @@ class _TimelineReader:
         self._report.drop("duration of more than a week", count=int(absurd.sum()))
         timeless = usable & (start_ns == 0) & (duration_ns == 0)
         if timeless.any():
-            timeless &= np.isin(self._category(batch.text("cat", rows)), _ON_DEVICE)
+            timeless &= _IS_ON_DEVICE[self._category(batch.text("cat", rows))]
             self._report.drop("device event without a time (ts 0, dur 0)", count=int(timeless.sum()))
         keep = usable & ~absurd & ~timeless
         kept: Rows = rows[keep]
@@ -297,7 +297,7 @@ class _TimelineReader:
     def _event_lanes(self, batch: Batch, rows: Rows, category: NDArray[np.int8]) -> NDArray[np.int32]:
         device = np.full(len(rows), -1, np.int64)
         stream = np.full(len(rows), -1, np.int64)
-        on_device = np.flatnonzero(np.isin(category, _ON_DEVICE))
+        on_device = np.flatnonzero(_IS_ON_DEVICE[category])
         if len(on_device):
             process, thread = batch.text("pid", rows[on_device]), batch.text("tid", rows[on_device])
             device[on_device] = self._or_number(batch.integer("args.device", rows[on_device]), process)
@@ -319,20 +319,23 @@ class _TimelineReader:
         device: NDArray[np.int64],
         stream: NDArray[np.int64],
     ) -> NDArray[np.int32]:
-        # Few distinct lanes, many rows: mix the four numbers, so that Python sees each distinct lane once.
         mixed = process.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + thread.astype(np.uint64)
         mixed = mixed * np.uint64(0xC2B2AE3D27D4EB4F) + device.astype(np.uint64)
         mixed = mixed * np.uint64(0x165667B19E3779F9) + stream.astype(np.uint64)
-        _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-        columns = (column[first].tolist() for column in (process, thread, device, stream))
-        ids = [self._lane_ids.setdefault(key, len(self._lane_ids)) for key in zip(*columns, strict=True)]
-        return np.array(ids, np.int32)[inverse] if ids else np.empty(0, np.int32)
+        # Neighbors mostly share a lane: look at the first row of each run only.
+        begins = (
+            np.flatnonzero(np.concatenate(([True], mixed[1:] != mixed[:-1]))) if len(mixed) else np.empty(0, np.intp)
+        )
+        columns = (column[begins].tolist() for column in (process, thread, device, stream))
+        known = self._lane_ids
+        ids = [known.setdefault(key, len(known)) for key in zip(*columns, strict=True)]
+        return np.repeat(np.array(ids, np.int32), np.diff(np.append(begins, len(mixed))))
 
     # -- details of some categories --------------------------------------------------------------------------------
 
     def _add_details(self, batch: Batch, rows: Rows, category: NDArray[np.int8], first: int) -> None:
         def of(*wanted: Category) -> tuple[Rows, NDArray[np.int64]]:
-            at = np.flatnonzero(np.isin(category, wanted))
+            at = np.flatnonzero(np.isin(np.arange(len(Category)), wanted)[category])
             return rows[at], at + first
 
         self._add_table("operators", batch, *of(Category.OPERATOR, Category.ANNOTATION))
@@ -340,8 +343,9 @@ class _TimelineReader:
         self._add_table("copies", batch, *of(Category.MEMCPY, Category.MEMSET))
         self._add_table("syncs", batch, *of(Category.SYNC))
         self._add_table("python", batch, *of(Category.PYTHON))
-        marked = np.flatnonzero(batch.text("args.collective", rows) >= 0)
-        self._add_table("collectives", batch, rows[marked], marked + first)
+        if batch.occurs("args.collective"):
+            marked = np.flatnonzero(batch.text("args.collective", rows) >= 0)
+            self._add_table("collectives", batch, rows[marked], marked + first)
 
     def _add_table(self, table: str, batch: Batch, rows: Rows, event: NDArray[np.int64]) -> None:
         if not len(rows):
@@ -388,7 +392,7 @@ class _TimelineReader:
     def _finished_lanes(self, events: Any) -> list[Lane]:
         on_device = np.zeros(len(self._lane_ids), np.bool_)
         on_host = np.zeros(len(self._lane_ids), np.bool_)
-        device_rows = np.isin(events["category"], _ON_DEVICE)
+        device_rows = _IS_ON_DEVICE[events["category"]]
         on_device[events["lane"][device_rows]] = True
         on_host[events["lane"][~device_rows]] = True
         return [self._lane(key, bool(on_device[i]), bool(on_host[i])) for key, i in self._lane_ids.items()]
@@ -442,6 +446,12 @@ _TIME_COLUMNS = (
     ("counters", "time_ns"),
     ("instants", "time_ns"),
 )
+
+
+def _counts(ids: NDArray[np.integer[Any]]) -> list[tuple[int, int]]:
+    """(id, how often it occurs) of string ids, -1 included."""
+    counts = np.bincount(ids + 1)
+    return [(int(i) - 1, int(counts[i])) for i in np.flatnonzero(counts)]
 
 
 def _category_of(cat: str) -> Category:

@@ -14,6 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
+from zlib import error as ZlibError
+
+from isal import isal_zlib
 
 from foretrace.trace import FormatError, ReadReport
 
@@ -145,9 +148,6 @@ def _counted(first: bytes, file, on_bytes: Callable[[int], None]) -> Iterator[by
 
 
 def _gunzip(pieces: Iterator[bytes], report: ReadReport) -> Iterator[bytes]:
-    from zlib import error as ZlibError
-
-    from isal import isal_zlib
 
     inflater = isal_zlib.decompressobj(31)
     out_bytes = 0
