@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of, timelines_of
+from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of, table_of_columns, timelines_of
 from foretrace.trace import Job, Timeline
 
 if TYPE_CHECKING:
@@ -112,6 +112,6 @@ def queue_length(job: Job | Timeline) -> pa.Table:
                 "time_ns": times[order],
                 "length": np.maximum(np.cumsum(change[order]), 0),
             }
-            parts.append(pa.table(columns))
+            parts.append(table_of_columns(columns))
     empty = table_of(dict.fromkeys(("rank", "device", "stream", "time_ns", "length"), INT), [])
     return pa.concat_tables(parts) if parts else empty

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrace.analyze.intervals import Intervals
-from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of, timelines_of
+from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of, table_of_columns, timelines_of
 from foretrace.trace import Job, Timeline
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ def utilization(job: Job | Timeline, bucket_ns: int = 1_000_000) -> pa.Table:
 
 
 def _of_device(timeline: Timeline, rows: np.ndarray, device: int, bucket_ns: int) -> pa.Table:
-    import pyarrow as pa
-
     start, end = timeline.start_ns[rows], timeline.end_ns[rows]
     first, last = int(start.min()), int(end.max())
     if (last - first) // bucket_ns >= _MAX_BUCKETS:
@@ -57,7 +55,7 @@ def _of_device(timeline: Timeline, rows: np.ndarray, device: int, bucket_ns: int
         "busy_pct": 100 * busy / length,
         "communication_pct": 100 * communication / length,
     }
-    return pa.table(columns)
+    return table_of_columns(columns)
 
 
 def memory(job: Job | Timeline) -> pa.Table:
@@ -66,8 +64,6 @@ def memory(job: Job | Timeline) -> pa.Table:
     Columns: rank, device_type (as PyTorch numbers them: 0 CPU, 1 CUDA), device, time_ns, allocated_bytes,
     reserved_bytes.
     """
-    import pyarrow as pa
-
     names = ("device_type", "device", "time_ns", "allocated_bytes", "reserved_bytes")
     parts = []
     for timeline in timelines_of(job):
@@ -77,7 +73,7 @@ def memory(job: Job | Timeline) -> pa.Table:
         known = table["allocated_bytes"] >= 0
         order = np.flatnonzero(known)[np.argsort(table["time_ns"][known], kind="stable")]
         columns = {name: table[name][order] for name in names}
-        parts.append(pa.table({"rank": np.full(len(order), timeline.rank), **columns}))
+        parts.append(table_of_columns({"rank": np.full(len(order), timeline.rank), **columns}))
     return _concatenated(parts, dict.fromkeys(("rank", *names), INT))
 
 

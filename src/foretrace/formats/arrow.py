@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from foretrace.formats.sources import PathLike, Source
-from foretrace.trace import FormatError, Lane, LaneKind, ReadReport, StringTable, Table, Timeline
+from foretrace.trace import FormatError, Lane, LaneKind, ReadReport, StringTable, Table, Timeline, arrow_arrays
 from foretrace.trace.timeline import TABLES
 
 VERSION = 1
@@ -34,7 +35,7 @@ def save(timeline: Timeline, path: PathLike) -> None:
     for name, table in timeline.tables.items():
         strings[name] = list(table.strings)
         for column, values in table.items():
-            cells[f"{name}.{column}"] = _cell(pa.array(values))
+            cells[f"{name}.{column}"] = _cell(arrow_arrays.numbers(values))
     cells["strings"] = _cell(timeline.strings.to_arrow())
     header = {
         "version": VERSION,
@@ -44,13 +45,14 @@ def save(timeline: Timeline, path: PathLike) -> None:
         "metadata": timeline.metadata,
         "report": timeline.report.to_dict(),
     }
-    schema_table = pa.table(cells).replace_schema_metadata({"foretrace": msgspec.json.encode(header)})
+    row = pa.Table.from_arrays(list(cells.values()), list(cells))
+    row = row.replace_schema_metadata({"foretrace": msgspec.json.encode(header)})
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, schema_table.schema) as writer:
-            writer.write_table(schema_table)
+        with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, row.schema) as writer:
+            writer.write_table(row)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -60,7 +62,7 @@ def _cell(values: Any) -> Any:
     """One list cell that shares the memory of ``values``."""
     import pyarrow as pa
 
-    return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+    return pa.LargeListArray.from_arrays(arrow_arrays.numbers(np.array([0, len(values)], np.int64)), values)
 
 
 def load(path: PathLike) -> Timeline:
@@ -84,12 +86,12 @@ def load(path: PathLike) -> Timeline:
 
 
 def _timeline(table: Any, header: dict[str, Any]) -> Timeline:
-    strings = StringTable(_values(table, "strings").to_pylist())
+    strings = StringTable(arrow_arrays.to_texts(_values(table, "strings")))
     columns: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
     for name in table.column_names:
         if "." in name:
             owner, column = name.split(".", 1)
-            columns[owner][column] = _values(table, name).to_numpy(zero_copy_only=name != "flows.begins")
+            columns[owner][column] = arrow_arrays.to_numpy(_values(table, name))
     tables = {name: Table(columns[name], dict.fromkeys(header["string_columns"][name], strings)) for name in TABLES}
     lanes = [Lane(**{**lane, "kind": LaneKind(lane["kind"])}) for lane in header["lanes"]]
     report = ReadReport.from_dict(header["report"])

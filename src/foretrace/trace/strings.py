@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.trace import arrow_arrays
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -56,6 +58,4 @@ class StringTable(Sequence[str]):
 
     def to_arrow(self) -> pa.Array:
         """The texts as an Arrow string array, in the order of their ids."""
-        import pyarrow as pa
-
-        return pa.array(self._texts(), pa.string())
+        return arrow_arrays.texts(self._texts())

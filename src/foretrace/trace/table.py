@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.trace import arrow_arrays
+
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
@@ -65,13 +67,12 @@ class Table(Mapping[str, Column]):
 
         arrays: dict[str, pa.Array] = {}
         for name, column in self._columns.items():
-            if name not in self.strings:
-                arrays[name] = pa.array(column)
-                continue
-            absent = np.asarray(column < 0)
-            ids = pa.array(column, mask=absent if absent.any() else None)
-            arrays[name] = pa.DictionaryArray.from_arrays(ids, self.strings[name].to_arrow())
-        return pa.table(arrays)
+            if name in self.strings:
+                ids = arrow_arrays.numbers(column, absent=np.asarray(column < 0))
+                arrays[name] = pa.DictionaryArray.from_arrays(ids, self.strings[name].to_arrow())
+            else:
+                arrays[name] = arrow_arrays.numbers(column)
+        return pa.Table.from_arrays(list(arrays.values()), list(arrays))
 
     def to_pandas(self) -> pd.DataFrame:
         """A pandas frame; needs pandas (``pip install 'foretrace[pandas]'``)."""
