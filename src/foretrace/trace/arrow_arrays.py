@@ -6,6 +6,7 @@ without.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,4 +74,4 @@ def to_texts(array: pa.Array) -> list[str]:
     width = np.int64 if str(array.type) == "large_string" else np.int32
     ends = np.frombuffer(offsets, width, array.offset + len(array) + 1)[array.offset :].tolist()
     content = data.to_pybytes() if data is not None else b""
-    return [content[a:b].decode() for a, b in zip(ends, ends[1:], strict=False)]
+    return [content[a:b].decode() for a, b in itertools.pairwise(ends)]

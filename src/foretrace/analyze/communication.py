@@ -1,0 +1,192 @@
+"""The communication events of one rank: which group, which collective, how many bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.analyze.activity import host_communication
+from foretrace.trace import Category, Timeline
+from foretrace.trace.classify import CollectiveKind
+
+DTYPE_BYTES = {
+    **dict.fromkeys(("double", "float64", "long", "int64", "complex64", "complexfloat", "long int"), 8),
+    **dict.fromkeys(("float", "float32", "int", "int32", "uint32"), 4),
+    **dict.fromkeys(("half", "float16", "bfloat16", "short", "int16", "uint16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "uint8", "int8", "unsigned char", "signed char"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+    "complex128": 16,
+    "complexdouble": 16,
+}
+# Of these, the number of bytes that nccl-tests reports is that of the larger side.
+_BY_LARGER_SIDE = (
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.GATHER,
+    CollectiveKind.SCATTER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """Communication events of one rank in order of start; one entry per event.
+
+    Attributes:
+        event: row of the timeline's events.
+        group: name of the process group; ``""`` where the trace names none.
+        stream: of the device, -1 on the host.
+        kind: `CollectiveKind`.
+        size_bytes: as nccl-tests counts them, -1 where unknown.
+        ranks: JSON text of the group's ranks, ``""`` where unknown.
+    """
+
+    event: NDArray[np.int64]
+    group: list[str]
+    stream: NDArray[np.int64]
+    kind: NDArray[np.int64]
+    size_bytes: NDArray[np.int64]
+    dtype: list[str]
+    ranks: list[str]
+    group_size: NDArray[np.int64]
+
+
+def communication_of(timeline: Timeline) -> Communication:
+    """The communication events of a timeline, with what its metadata says of them.
+
+    Device work comes first. On a host without any, the events of the communication library count (``gloo:...``).
+    Metadata is taken from the event itself, else from the operator of the same external id, else from the
+    operator that encloses the launch.
+    """
+    rows = timeline.device_rows[timeline.is_communication[timeline.device_rows]]
+    if not len(timeline.device_rows):
+        rows = _host_rows(timeline)
+    meta = _metadata_rows(timeline, rows)
+    details = [_details(timeline, row) for row in range(timeline.collectives.num_rows)]
+    unknown: dict[str, Any] = {"collective": "", "group": "", "dtype": "", "ranks": "", "in": -1, "out": -1, "size": -1}
+    found = [details[at] if at >= 0 else unknown for at in meta.tolist()]
+    names = timeline.names(rows)
+    kind = [timeline.classifier.collective_kind(n, d["collective"]) for n, d in zip(names, found, strict=True)]
+    sizes = [_size_bytes(k, d) for k, d in zip(kind, found, strict=True)]
+    if -1 in sizes:
+        sizes = _sizes_from_shapes(timeline, rows, sizes)
+    streams = np.array([lane.stream for lane in timeline.lanes], np.int64)
+    return Communication(
+        event=rows.astype(np.int64),
+        group=[d["group"] for d in found],
+        stream=streams[timeline.events["lane"][rows]] if len(rows) else np.empty(0, np.int64),
+        kind=np.array(kind, np.int64),
+        size_bytes=np.array(sizes, np.int64),
+        dtype=[d["dtype"] for d in found],
+        ranks=[d["ranks"] for d in found],
+        group_size=np.array([d["size"] for d in found], np.int64),
+    )
+
+
+def _host_rows(timeline: Timeline) -> NDArray[np.intp]:
+    """Work of the communication library itself, not of the operators that issue it."""
+    rows = np.flatnonzero(host_communication(timeline))
+    names = timeline.names(rows)
+    library = np.array([":" in name and "::" not in name for name in names], np.bool_)
+    rows = rows[library] if len(rows) else rows
+    return rows[np.argsort(timeline.start_ns[rows], kind="stable")]
+
+
+def _details(timeline: Timeline, row: int) -> dict[str, Any]:
+    table = timeline.collectives
+
+    def text(column: str) -> str:
+        at = int(table[column][row])
+        return timeline.strings[at] if at >= 0 else ""
+
+    return {
+        "collective": text("collective"),
+        "group": text("group"),
+        "dtype": text("dtype"),
+        "ranks": text("group_ranks"),
+        "in": int(table["in_elements"][row]),
+        "out": int(table["out_elements"][row]),
+        "size": int(table["group_size"][row]),
+    }
+
+
+def _size_bytes(kind: CollectiveKind, details: dict[str, Any]) -> int:
+    width = DTYPE_BYTES.get(str(details["dtype"]).lower().removeprefix("c10::"), -1)
+    elements = max(details["in"], details["out"]) if kind in _BY_LARGER_SIDE else details["in"]
+    return elements * width if width > 0 and elements >= 0 else -1
+
+
+def _metadata_rows(timeline: Timeline, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """For each event the row of the collectives table that describes it, -1 if none does."""
+    found = np.full(len(rows), -1, np.int64)
+    table = timeline.collectives
+    if not table.num_rows or not len(rows):
+        return found
+    described = table["event"]
+    by_event = np.full(timeline.num_events, -1, np.int64)
+    by_event[described] = np.arange(len(described))
+    found = by_event[rows]
+    operators = described[timeline.category[described] == Category.OPERATOR]
+    if len(operators) and (found < 0).any():
+        external = timeline.events["external_id"]
+        order = np.argsort(external[operators], kind="stable")
+        at = np.minimum(np.searchsorted(external[operators][order], external[rows]), len(order) - 1)
+        same = (external[operators][order][at] == external[rows]) & (external[rows] >= 0) & (found < 0)
+        found[same] = by_event[operators[order][at[same]]]
+        enclosing = enclosing_event(timeline, timeline.launch_row[rows], operators)
+        missing = (found < 0) & (enclosing >= 0)
+        found[missing] = by_event[enclosing[missing]]
+    return found
+
+
+def enclosing_event(timeline: Timeline, rows: NDArray[np.int64], candidates: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The latest candidate on the same lane that is running when each row starts; -1 if none is (or the row is -1)."""
+    found = np.full(len(rows), -1, np.int64)
+    if not len(candidates):
+        return found
+    lane, start, end = timeline.events["lane"], timeline.start_ns, timeline.end_ns
+    order = candidates[np.lexsort((start[candidates], lane[candidates]))]
+    for one in np.unique(lane[order]).tolist():
+        mine = order[np.searchsorted(lane[order], one) : np.searchsorted(lane[order], one, side="right")]
+        asked = np.flatnonzero((rows >= 0) & (lane[rows] == one))
+        at = np.searchsorted(start[mine], start[rows[asked]], side="right") - 1
+        inside = (at >= 0) & (end[mine[np.maximum(at, 0)]] >= start[rows[asked]])
+        found[asked[inside]] = mine[at[inside]]
+    return found
+
+
+def _sizes_from_shapes(timeline: Timeline, rows: NDArray[np.intp], sizes: list[int]) -> list[int]:
+    """Bytes from the shapes of the operator that issued a collective, for traces without metadata."""
+    table = timeline.operators
+    if not table.num_rows:
+        return sizes
+    names = timeline.events["name"][table["event"]]
+    issuing = np.isin(names, [timeline.strings.find("record_param_comms")])
+    issuing |= np.isin(table["event"], rows)
+    candidates = table["event"][issuing & (table["input_shapes"] >= 0)]
+    on_host = timeline.launch_row[rows] < 0
+    source = np.where(on_host, rows, enclosing_event(timeline, timeline.launch_row[rows], candidates))
+    by_event = np.full(timeline.num_events, -1, np.int64)
+    by_event[table["event"]] = np.arange(table.num_rows)
+    shapes, types = table.texts("input_shapes"), table.texts("input_types")
+    for at, row in enumerate(source.tolist()):
+        operator = int(by_event[row]) if row >= 0 else -1
+        if sizes[at] < 0 and operator >= 0:
+            sizes[at] = tensor_bytes(shapes[operator], types[operator])
+    return sizes
+
+
+def tensor_bytes(shapes_text: str, types_text: str) -> int:
+    """Bytes of the first tensor of an operator, -1 where its shape or type is unknown."""
+    try:
+        shapes, types = json.loads(shapes_text), json.loads(types_text)
+    except ValueError:
+        return -1
+    for shape, kind in zip(shapes, types, strict=False):
+        width = DTYPE_BYTES.get(str(kind).lower().removeprefix("c10::"))
+        if width and isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape):
+            return int(np.prod(shape, dtype=np.int64)) * width
+    return -1
