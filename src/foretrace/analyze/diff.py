@@ -62,7 +62,7 @@ def _change(was: bool, now: bool, before_ns: float, after_ns: float) -> str:
 
 def _steps_per_rank(job: Job) -> float:
     counts = [len(profiler_steps(timeline).number) for timeline in job]
-    return sum(counts) / len(counts) if counts and min(counts) else 0.0
+    return sum(counts) / len(counts) if counts and all(counts) else 0.0
 
 
 def _sums(job: Job, per_step: bool) -> _Sums:

@@ -21,8 +21,9 @@ def stragglers(job: Job) -> pa.Table:
     """How much waiting each rank caused by arriving last.
 
     Columns: rank, waiting_caused_ns (all members' waiting in collectives at which it arrived last), share_pct,
-    last_arrivals, is_straggler (more than 2/n of the waiting, with two ranks three quarters), late_ns (its start minus the median of the others',
-    summed), doing (what took most of that time), doing_pct. Empty where no collective is matched.
+    last_arrivals, is_straggler (more than 2/n of the waiting, with two ranks three quarters), late_ns (its start
+    minus the median of all members', summed), doing (what took most of that time), doing_pct. Empty where no
+    collective is matched.
     """
     caused: dict[int, int] = dict.fromkeys(job.ranks, 0)
     arrivals: dict[int, int] = dict.fromkeys(job.ranks, 0)
