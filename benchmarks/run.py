@@ -118,10 +118,10 @@ def gigabyte(traces: Path) -> str:
             file.write(text[end:])
         size = path.stat().st_size
         result = run_worker([sys.executable, str(HERE / "worker_foretrace.py"), str(path)])
-    row = f"| {size / 1e9:.2f} GB | {result['load_s']:.1f} s | {result['peak_mb']:.0f} MB | {result['peak_mb'] * 1e6 / size:.2f} |"
-    return "\n".join(
-        ["## A 1 GB file", "", "| raw size | load | peak memory | over raw size |", "|---|---|---|---|", row]
-    )
+    peak = result["peak_mb"]
+    row = f"| {size / 1e9:.2f} GB | {result['load_s']:.1f} s | {peak:.0f} MB | {peak * 1e6 / size:.2f} |"
+    title = ["## A 1 GB file", "", "| raw size | load | peak memory | over raw size |", "|---|---|---|---|"]
+    return "\n".join([*title, row])
 
 
 def _median(values: list[float]) -> float:

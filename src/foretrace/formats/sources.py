@@ -9,14 +9,15 @@ import tarfile
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
-from zlib import error as ZlibError
 
 from isal import isal_zlib
+from isal.igzip_lib import IsalError
 
 from foretrace.trace import FormatError, ReadReport
 
@@ -134,7 +135,7 @@ def _inflated(source: Source, report: ReadReport, on_bytes: Callable[[int], None
         first = file.read(BLOCK_BYTES // 8)
         pieces = _counted(first, file, on_bytes)
         if first[:2] == b"\x1f\x8b":
-            yield from _gunzip(pieces, report)
+            yield from _gunzip(pieces, report, source.path)
         else:
             yield from pieces
 
@@ -147,7 +148,7 @@ def _counted(first: bytes, file, on_bytes: Callable[[int], None]) -> Iterator[by
         piece = file.read(BLOCK_BYTES // 8)
 
 
-def _gunzip(pieces: Iterator[bytes], report: ReadReport) -> Iterator[bytes]:
+def _gunzip(pieces: Iterator[bytes], report: ReadReport, path: Path) -> Iterator[bytes]:
 
     inflater = isal_zlib.decompressobj(31)
     out_bytes = 0
@@ -160,7 +161,10 @@ def _gunzip(pieces: Iterator[bytes], report: ReadReport) -> Iterator[bytes]:
                 inflater = isal_zlib.decompressobj(31)
             try:
                 out = inflater.decompress(waiting, BLOCK_BYTES)
-            except ZlibError as error:
+            except IsalError as error:
+                for rest in _up_to_the_damage(path, out_bytes):
+                    out_bytes += len(rest)
+                    yield rest
                 report.repair("damaged gzip stream: kept what precedes the damage", f"byte {out_bytes} ({error})")
                 return
             out_bytes += len(out)
@@ -171,6 +175,24 @@ def _gunzip(pieces: Iterator[bytes], report: ReadReport) -> Iterator[bytes]:
                 break
     if not inflater.eof:
         report.repair("truncated gzip stream: kept what precedes the cut", f"byte {out_bytes}")
+
+
+def _up_to_the_damage(path: Path, skip: int) -> Iterator[bytes]:
+    """The content once more in small steps, less the first ``skip`` bytes: a failing call gives nothing back."""
+    inflater = zlib.decompressobj(31)
+    with path.open("rb") as file:
+        while piece := file.read(64):
+            try:
+                while piece:
+                    out = inflater.decompress(piece)
+                    if out[skip:]:
+                        yield out[skip:]
+                    skip = max(skip - len(out), 0)
+                    piece = inflater.unused_data
+                    if inflater.eof:
+                        inflater = zlib.decompressobj(31)
+            except zlib.error:
+                return
 
 
 def ahead(items: Iterable[T], depth: int = 3) -> Iterator[T]:

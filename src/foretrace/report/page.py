@@ -138,7 +138,7 @@ def _cell(rows: Sequence[dict[str, Any]], column: str, value: Any) -> str:
 
 def _bars(
     entries: list[tuple[str, dict[str, float]]], labels: dict[str, str], colors: Sequence[str], title: str
-) -> Any:
+) -> Figure:
     """Horizontal stacked bars, one per entry; values are per part."""
     names = [name for name, _ in entries]
     data = [

@@ -108,10 +108,8 @@ def findings(document: dict[str, Any]) -> list[str]:
     if share >= 0.02:
         cause = max(worst["idle_causes"], key=lambda name: worst["idle_causes"][name])
         part = worst["idle_causes"][cause] / max(worst["breakdown"]["idle_ns"], 1)
-        text = (
-            f"Rank {worst['rank']} is idle for {share:.0%} of its time; {CAUSE_LABELS[cause]} accounts for {part:.0%}."
-        )
-        sentences.append(text)
+        reason = f"{part:.0%} of that has this cause: {CAUSE_LABELS[cause]}"
+        sentences.append(f"Rank {worst['rank']} is idle for {share:.0%} of its time; {reason}.")
     sentences += _about_waiting(document["collectives"])
     return sentences
 
@@ -122,9 +120,8 @@ def _where_the_time_goes(ranks: list[dict[str, Any]]) -> str:
     largest = sorted(shares, key=lambda part: -shares[part])
     parts = ", ".join(f"{shares[part]:.0%} {PART_LABELS[part]}" for part in largest if shares[part] >= 0.005)
     who = "The rank spends" if len(ranks) == 1 else f"The {len(ranks)} ranks spend"
-    return f"{who} {milliseconds(total / len(ranks))} {'on average' if len(ranks) > 1 else ''}: {parts}.".replace(
-        " :", ":"
-    )
+    each = " each" if len(ranks) > 1 else ""
+    return f"{who} {milliseconds(total / len(ranks))}{each}: {parts}."
 
 
 def _about_waiting(collectives: dict[str, Any]) -> list[str]:
