@@ -294,6 +294,14 @@ class JsonStream:
         raw = piece[starts[index] : ends[index]].strip(_SPACE + b",")
         if not raw:
             return 1, True
+        whole = _balanced_end(raw, 0) if raw[:1] == b"{" else None
+        rest = raw[whole:].strip(_SPACE + b",") if whole else b""
+        if rest and rest[:1] != b"]":  # an event, and behind it the beginning of one or something else
+            event = _decode_one(raw[:whole], one)
+            if event is not None:
+                events.append(event)
+                self._report.drop("damaged or incomplete event", f"byte {offset + starts[index] + (whole or 0)}")
+                return 1, True
         if raw[:1] == b"{" and raw[-1:] == b"}":
             try:
                 events.append(event_from(loads_tolerant(raw, self._report, place), self._report, place))

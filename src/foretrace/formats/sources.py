@@ -161,7 +161,7 @@ def _gunzip(pieces: Iterator[bytes], report: ReadReport, path: Path) -> Iterator
                 inflater = isal_zlib.decompressobj(31)
             try:
                 out = inflater.decompress(waiting, BLOCK_BYTES)
-            except IsalError as error:
+            except IsalError as error:  # type: ignore[misc]
                 for rest in _up_to_the_damage(path, out_bytes):
                     out_bytes += len(rest)
                     yield rest
