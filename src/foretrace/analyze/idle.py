@@ -43,7 +43,7 @@ def find_idle_causes(timeline: Timeline) -> IdleCauses:
     Without device work, all time in which no operator runs is time in which the host is late.
     """
     active = activity(timeline)
-    gaps = active.busy.gaps()
+    gaps = active.busy.gaps_within(active.start_ns, active.end_ns)
     if not active.on_device:
         return _of_host(timeline, active)
     issue_ns, latency, cause = _explain(timeline, gaps)
@@ -62,13 +62,12 @@ def find_idle_causes(timeline: Timeline) -> IdleCauses:
 
 def _of_host(timeline: Timeline, active: Activity) -> IdleCauses:
     """Steps of a host reach beyond its first and last operator: what lies there is idle time, too."""
-    steps, gaps = device_steps(timeline), active.busy.gaps()
+    steps = device_steps(timeline)
     first = min([active.start_ns, *steps.start_ns.tolist()])
     last = max([active.end_ns, *steps.end_ns.tolist()])
-    starts = np.concatenate(([first], gaps.start_ns, [active.end_ns]))
-    ends = np.concatenate(([active.start_ns], gaps.end_ns, [last]))
+    gaps = active.busy.gaps_within(first, last)
     none = np.empty(0, np.int64)
-    return IdleCauses({**dict.fromkeys(CAUSES, Intervals(none, none)), "host_late": Intervals.union(starts, ends)})
+    return IdleCauses({**dict.fromkeys(CAUSES, Intervals(none, none)), "host_late": gaps})
 
 
 def _explain(timeline: Timeline, gaps: Intervals) -> tuple[Times, Times, NDArray[np.str_]]:

@@ -39,9 +39,9 @@ class Intervals:
         """Total length."""
         return int((self.end_ns - self.start_ns).sum())
 
-    def gaps(self) -> Intervals:
-        """What lies between the first start and the last end and is not covered."""
-        return Intervals(self.end_ns[:-1], self.start_ns[1:])
+    def gaps_within(self, start_ns: int, end_ns: int) -> Intervals:
+        """What is not covered between two times that no interval crosses."""
+        return Intervals.union(np.append(start_ns, self.end_ns), np.append(self.start_ns, end_ns))
 
     def covered_before(self, time_ns: Times) -> Times:
         """How much of (-inf, time) is covered, for each time."""

@@ -47,11 +47,11 @@ def integers(values: list[Any], report: ReadReport, what: str) -> NDArray[np.int
 def integer(value: Any, report: ReadReport, what: str) -> int:
     """One value of an int64 column, mended as `integers` does it."""
     if isinstance(value, msgspec.Raw):
-        value = msgspec.json.decode(value)
+        value = bytes(value).decode()
     if value is None or value == "":
         return -1
     try:
-        number = int(value, 0) if isinstance(value, str) else int(value)
+        number = _parsed(value) if isinstance(value, str) else int(value)
     except (ValueError, OverflowError):  # text that is no number, NaN, Infinity
         report.repair(f"{what} is no integer")
         return -1
@@ -59,6 +59,13 @@ def integer(value: Any, report: ReadReport, what: str) -> int:
         report.repair("integer beyond int64 (kept modulo 2^64)", what)
         number = (number + (1 << 63)) % (1 << 64) - (1 << 63)
     return number
+
+
+def _parsed(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        return int(float(text))
 
 
 def floats(values: list[Any]) -> NDArray[np.float64]:

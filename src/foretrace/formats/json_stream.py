@@ -62,7 +62,7 @@ class JsonStream:
         while not self._closed:
             piece, offset, last = self._next_piece()
             if piece and not piece.isspace():
-                yield self._decode(piece, offset, last), piece
+                yield self._decode(piece, offset, last)
             if last:
                 break
         if not self._closed:
@@ -219,12 +219,12 @@ class JsonStream:
                 return at + 1
         return found.start() + 1 if found else 0
 
-    def _decode(self, piece: bytes, offset: int, last: bool) -> Batch:
+    def _decode(self, piece: bytes, offset: int, last: bool) -> tuple[Batch, bytes]:
         if last:
             return self._decode_last(piece, offset)
-        return self._read_whole(piece) or self._salvage(piece, offset, last)
+        return self._read_whole(piece) or self._salvage(piece, offset, last), piece
 
-    def _decode_last(self, piece: bytes, offset: int) -> Batch:
+    def _decode_last(self, piece: bytes, offset: int) -> tuple[Batch, bytes]:
         """The last piece holds the ``]`` that closes the list, and what follows it."""
         ends = [match.start() + 1 for match in _LIST_END.finditer(piece, max(0, len(piece) - (1 << 20)))]
         for end in reversed(ends[-4:]):
@@ -233,8 +233,8 @@ class JsonStream:
                 batch = self._read_whole(piece[:end])
                 if batch is not None:
                     self._close(offset + len(piece) - len(rest), rest)
-                    return batch
-        return self._salvage(piece, offset, last=True)
+                    return batch, piece[:end]
+        return self._salvage(piece, offset, last=True), piece
 
     def _read_whole(self, text: bytes) -> Batch | None:
         """All events of the text at once, by the compiled scanner or else into structs; None if it is damaged."""
