@@ -22,7 +22,7 @@ PARTS = {"exposed_compute_ns", "exposed_communication_ns", "overlapped_ns", "mem
 
 
 def run(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foretrace.cli.main", *map(str, words)]
+    command = [sys.executable, "-m", "foretrace", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
@@ -129,7 +129,7 @@ def test_help_and_version() -> None:
 
 def test_closed_pipe(two_ranks: Path) -> None:
     command = (
-        f"{shlex.quote(sys.executable)} -m foretrace.cli.main analyze {shlex.quote(str(two_ranks))} --json | head -c 10"
+        f"{shlex.quote(sys.executable)} -m foretrace analyze {shlex.quote(str(two_ranks))} --json | head -c 10"
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
@@ -138,7 +138,7 @@ def test_closed_pipe(two_ranks: Path) -> None:
 def test_a_killed_run_leaves_the_old_page(two_ranks: Path) -> None:
     page = two_ranks / "report.html"
     page.write_text("old")
-    command = [sys.executable, "-m", "foretrace.cli.main", "analyze", str(two_ranks), "--html", str(page)]
+    command = [sys.executable, "-m", "foretrace", "analyze", str(two_ranks), "--html", str(page)]
     for delay in (0.1, 0.4, 0.8):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(delay)
@@ -150,7 +150,7 @@ def test_a_killed_run_leaves_the_old_page(two_ranks: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_full_disk_is_an_error(two_ranks: Path) -> None:
     command = (
-        f"{shlex.quote(sys.executable)} -m foretrace.cli.main analyze {shlex.quote(str(two_ranks))} --json > /dev/full"
+        f"{shlex.quote(sys.executable)} -m foretrace analyze {shlex.quote(str(two_ranks))} --json > /dev/full"
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -169,10 +169,12 @@ def main() -> None:
         _fail(f"{error.format_message() or 'no command'}; see foretrace --help")  # type: ignore[attr-defined]
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader has gone (``| head``); what is still buffered must not raise again at exit.
+    except OSError as error:
+        # What is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(0)  # the reader has gone: ``| head``
+        _fail(f"output: {error.strerror or error}; free space or choose another place")
     else:
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -181,6 +183,3 @@ def _fail(message: str) -> None:
     sys.stderr.write(f"foretrace: {' '.join(message.split())}\n")
     sys.exit(2)
 
-
-if __name__ == "__main__":
-    main()
