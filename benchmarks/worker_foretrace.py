@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow  # noqa: F401  (its import is no part of reading)
+
 import foretrace
 
 path, cache = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else None

@@ -182,4 +182,3 @@ def main() -> None:
 def _fail(message: str) -> None:
     sys.stderr.write(f"foretrace: {' '.join(message.split())}\n")
     sys.exit(2)
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -335,7 +336,7 @@ class _TimelineReader:
 
     def _add_details(self, batch: Batch, rows: Rows, category: NDArray[np.int8], first: int) -> None:
         def of(*wanted: Category) -> tuple[Rows, NDArray[np.int64]]:
-            at = np.flatnonzero(np.isin(np.arange(len(Category)), wanted)[category])
+            at = np.flatnonzero(_one_of(wanted)[category])
             return rows[at], at + first
 
         self._add_table("operators", batch, *of(Category.OPERATOR, Category.ANNOTATION))
@@ -446,6 +447,12 @@ _TIME_COLUMNS = (
     ("counters", "time_ns"),
     ("instants", "time_ns"),
 )
+
+
+@cache
+def _one_of(wanted: tuple[Category, ...]) -> NDArray[np.bool_]:
+    """By category: whether it is one of these."""
+    return np.isin(np.arange(len(Category)), wanted)
 
 
 def _counts(ids: NDArray[np.integer[Any]]) -> list[tuple[int, int]]:

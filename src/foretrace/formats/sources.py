@@ -22,6 +22,7 @@ from isal.igzip_lib import IsalError
 from foretrace.trace import FormatError, ReadReport
 
 BLOCK_BYTES = 1 << 20
+_FIRST_BYTES = 1 << 14  # a small first block: reading the head of a file copies it once a member
 _JSON_NAMES = (".json", ".json.gz")
 _ARCHIVE_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
@@ -160,7 +161,7 @@ def _gunzip(pieces: Iterator[bytes], report: ReadReport, path: Path) -> Iterator
                     break
                 inflater = isal_zlib.decompressobj(31)
             try:
-                out = inflater.decompress(waiting, BLOCK_BYTES)
+                out = inflater.decompress(waiting, BLOCK_BYTES if out_bytes else _FIRST_BYTES)
             except IsalError as error:  # type: ignore[misc]
                 for rest in _up_to_the_damage(path, out_bytes):
                     out_bytes += len(rest)
