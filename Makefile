@@ -8,10 +8,10 @@ BROWSER := $(VENV)/.browser
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint format demo bench docs clean
+.PHONY: help setup test test-slow lint format demo bench docs clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
 
 setup: $(STAMP) $(BROWSER)  ## install the project and everything its tests need into .venv
 
@@ -34,7 +34,10 @@ $(BROWSER): | $(BIN)/python
 	@touch $@
 
 test: setup  ## run the tests (make test ARGS="-k kineto")
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup  ## run the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: setup  ## check style, types and the import rules
 	$(BIN)/ruff check .

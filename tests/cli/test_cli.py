@@ -128,9 +128,7 @@ def test_help_and_version() -> None:
 
 
 def test_closed_pipe(two_ranks: Path) -> None:
-    command = (
-        f"{shlex.quote(sys.executable)} -m foretrace analyze {shlex.quote(str(two_ranks))} --json | head -c 10"
-    )
+    command = f"{shlex.quote(sys.executable)} -m foretrace analyze {shlex.quote(str(two_ranks))} --json | head -c 10"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
 
@@ -149,30 +147,34 @@ def test_a_killed_run_leaves_the_old_page(two_ranks: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_full_disk_is_an_error(two_ranks: Path) -> None:
-    command = (
-        f"{shlex.quote(sys.executable)} -m foretrace analyze {shlex.quote(str(two_ranks))} --json > /dev/full"
-    )
+    command = f"{shlex.quote(sys.executable)} -m foretrace analyze {shlex.quote(str(two_ranks))} --json > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert re.fullmatch(r"foretrace: [^\n]+\n", done.stderr)
 
 
-def test_readme_commands_run(tmp_path: Path) -> None:
-    """Every ``foretrace`` line and Python block of the README, on traces recorded for the tests."""
-    readme = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "import foretrace" in page.read_text()], ids=lambda page: page.name
+)
+def test_documented_commands_and_examples_run(tmp_path: Path, page: Path) -> None:
+    """Every ``foretrace`` line and Python block of a page, on traces recorded for the tests."""
+    text = page.read_text()
     out = tmp_path / "demo" / "out"
     out.mkdir(parents=True)
     for rank in range(2):
         (out / f"rank{rank}.json.gz").write_bytes(
             (ROOT / "tests" / "data" / "gloo-ddp" / f"rank{rank}.json.gz").read_bytes()
         )
-    commands = re.findall(r"^foretrace .*$", readme, re.MULTILINE)
-    assert len(commands) >= 5
+    shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    commands = re.findall(r"^foretrace .*$", shell, re.MULTILINE)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command in commands:
         done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
         assert done.returncode == 0, (command, done.stderr)
-    blocks = [b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "foretrace" in b]
+    blocks = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "foretrace" in b]
     assert blocks
     for block in blocks:
         done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path)

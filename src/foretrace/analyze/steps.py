@@ -34,7 +34,7 @@ def profiler_steps(timeline: Timeline) -> Steps:
     """The host's ``ProfilerStep`` annotations (operators in traces of 2021); empty where there are none."""
     rows = timeline.rows(Category.ANNOTATION, Category.OPERATOR)
     names = timeline.events["name"][rows]
-    distinct = np.unique(names)
+    distinct = np.flatnonzero(np.bincount(names + 1, minlength=1)) - 1
     found = {
         i: m
         for i, text in zip(distinct.tolist(), timeline.strings.lookup(distinct), strict=True)
@@ -45,8 +45,8 @@ def profiler_steps(timeline: Timeline) -> Steps:
     # One annotation may be seen by several threads: the first of each number counts.
     matches = [found[i] for i in timeline.events["name"][rows].tolist()]
     number = np.array([int(m[1]) if m[1] else at for at, m in enumerate(matches)], np.int64)
-    _, first = np.unique(number, return_index=True)
-    first = np.sort(first)
+    first_of = {step: at for at, step in reversed(list(enumerate(number.tolist())))}
+    first = np.sort(np.fromiter(first_of.values(), np.int64, len(first_of)))
     rows, number = rows[first], number[first]
     start, end = timeline.start_ns[rows], timeline.end_ns[rows]
     return Steps(number, timeline.names(rows), start, end, start, end)

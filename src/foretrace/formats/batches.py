@@ -96,7 +96,7 @@ class TokenTexts:
         found = known[tokens]
         unresolved = tokens[found == _UNRESOLVED]
         if len(unresolved):
-            for token in np.unique(unresolved).tolist():
+            for token in set(unresolved.tolist()):
                 known[token] = self._resolve(self._tokens[token], way)
             found = known[tokens]
         return found

@@ -89,10 +89,10 @@ def _read_all(
 
 
 def _read_one(source: Source, keep_python: bool, cache: bool | PathLike, on_bytes: Any = None) -> Timeline:
-    from foretrace.formats import arrow
-
     if cache is False:
         return _read_file(source, keep_python, on_bytes)
+    from foretrace.formats import arrow  # not needed, and not imported, without a cache
+
     path = arrow.cache_path(source, keep_python, None if cache is True else Path(cache))
     timeline = arrow.load_if_fresh(path)
     if timeline is None:

@@ -6,6 +6,7 @@ import enum
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -111,6 +112,16 @@ def _shorten(name: str) -> tuple[str, str]:
         whole = whole.replace("<unnamed>::", "")
     whole = whole.removeprefix("void ")[:_WHOLE_NAME_CHARACTERS]
     return whole[:_OWN_NAME_CHARACTERS].partition("(")[0].partition("<")[0], whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A regular expression that is compiled when it is first needed; most never are."""
+
+    expression: str
+
+    def __call__(self, text: str) -> object:
+        return re.search(self.expression, text)
 
 
 class _Pattern(NamedTuple):
@@ -220,11 +231,14 @@ class Classifier:
 
 @functools.cache
 def _default() -> Classifier:
-    return Classifier([_read_table(Path(__file__).with_name("kernel_kinds.yaml"))])
+    return Classifier([_read_table(Path(__file__).with_name("kernel_kinds.yaml"), is_ours=True)])
 
 
-def _read_table(path: Path) -> _Table:
-    """The rules of a YAML file. Raises ValueError naming file, rule and remedy."""
+def _read_table(path: Path, is_ours: bool = False) -> _Table:
+    """The rules of a YAML file. Raises ValueError naming file, rule and remedy.
+
+    Of our own table the tests know that its expressions are valid, so it is not compiled as a whole.
+    """
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -240,11 +254,11 @@ def _read_table(path: Path) -> _Table:
     return _Table(
         pattern
         for number, entry in enumerate(document["rules"], 1)
-        for pattern in _read_rule(entry, f"{path}: rule {number}")
+        for pattern in _read_rule(entry, f"{path}: rule {number}", is_ours)
     )
 
 
-def _read_rule(entry: Any, where: str) -> list[_Pattern]:
+def _read_rule(entry: Any, where: str, is_ours: bool) -> list[_Pattern]:
     if not isinstance(entry, dict):
         raise ValueError(f"{where}: {entry!r} is no rule; write 'kind: ...' and 'any: [...]'")
     where = f"{where} (kind {entry.get('kind')!r})"
@@ -260,7 +274,7 @@ def _read_rule(entry: Any, where: str) -> list[_Pattern]:
     patterns = entry.get("any")
     if not isinstance(patterns, list) or not patterns or not all(isinstance(p, str) and p for p in patterns):
         raise ValueError(f"{where}: 'any' must be a list of regular expressions; write any: ['first', 'second']")
-    return [_compile(pattern, (kind, collective), where) for pattern in patterns]
+    return [_compile(pattern, (kind, collective), where, is_ours) for pattern in patterns]
 
 
 def _member(kinds: type[_Kind], key: str, value: Any, where: str) -> _Kind:
@@ -270,13 +284,16 @@ def _member(kinds: type[_Kind], key: str, value: Any, where: str) -> _Kind:
     raise ValueError(f"{where}: {key} {value!r} does not exist; take one of {', '.join(m.label for m in kinds)}")
 
 
-def _compile(pattern: str, verdict: _Verdict, where: str) -> _Pattern:
+def _compile(pattern: str, verdict: _Verdict, where: str, is_ours: bool) -> _Pattern:
     # Names are searched in lower case. An escape such as \W keeps its case.
     lowered = re.sub(r"(\\.)|([A-Z]+)", lambda m: m[1] or m[2].lower(), pattern)
     if not re.search(r"[^\w:@ /-]", lowered):
         return _Pattern(lowered, None, verdict)
     try:
-        return _Pattern(_needed_text(lowered), re.compile(f"(?:{lowered})").search, verdict)
+        expression = f"(?:{lowered})"
+        if not is_ours:
+            re.compile(expression)
+        return _Pattern(_needed_text(lowered), _Search(expression), verdict)
     except re.error as error:
         raise ValueError(
             f"{where}: pattern {pattern!r} is no regular expression: {error}; "
@@ -295,7 +312,7 @@ def _needed_text(pattern: str) -> str:
             return ""
         if token in "?*" or token[0] == "{":
             run = run[:-1]
-        if depth == 0 and re.fullmatch(r"[\w:@ /-]", token):
+        if depth == 0 and len(token) == 1 and (token.isalnum() or token in "_:@ /-"):
             run += token
             continue
         best = max(best, run, key=len)

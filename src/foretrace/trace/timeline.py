@@ -63,7 +63,7 @@ class Timeline:
         copies: copies and sets. Columns ``event``, ``size_bytes``.
         collectives: NCCL metadata, on operators and kernels. Columns ``event``, ``collective``, ``dtype``,
             ``group``, ``group_description``, ``group_ranks`` (string ids), ``in_elements``, ``out_elements``,
-            ``group_size``, ``comms_id``, ``peer`` (int64, -1).
+            ``group_size``, ``comms_id``, ``source_rank``, ``target_rank`` (int64, -1).
         syncs: ``cuda_sync`` data. Columns ``event``, ``kind`` (string id), ``wait_on_stream``,
             ``wait_on_event_record_correlation``, ``wait_on_event_id``.
         python: ``event``, ``python_id``, ``python_parent_id``, ``python_module_id``.
@@ -152,9 +152,10 @@ class Timeline:
         kinds = np.zeros(self.num_events, np.int8)
         rows = self.rows(Category.KERNEL)
         names = self.events["name"][rows]
-        distinct, inverse = np.unique(names, return_inverse=True)
-        texts = self.strings.lookup(distinct)
-        kinds[rows] = self.classifier.kernel_kinds(texts)[inverse]
+        distinct = np.flatnonzero(np.bincount(names + 1, minlength=1)) - 1
+        by_name = np.zeros(len(self.strings) + 1, np.int8)  # the last entry answers for "no name"
+        by_name[distinct] = self.classifier.kernel_kinds(self.strings.lookup(distinct))
+        kinds[rows] = by_name[names]
         if self.collectives.num_rows:  # metadata that the profiler attached is better evidence than any name
             marked = self.collectives["event"]
             kinds[marked[self.category[marked] == Category.KERNEL]] = KernelKind.COMMUNICATION
