@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analyze.communication import Communication, communication_of
-from foretrace.analyze.tables import BOOL, FLOAT, INT, TEXT, table_of
-from foretrace.trace import Job
+from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of, table_of_arrays
+from foretrace.trace import Job, Timeline, arrow_arrays
 from foretrace.trace.classify import CollectiveKind
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class Group:
         name: as recorded, or ``stream N`` where the trace names no group.
         size: members; the recorded number, else the job's ranks.
         ranks: the ranks that are present, ascending, shape ``(R,)``.
-        is_complete: whether all members are present.
+        is_complete: whether these are all members of the group, and no others.
         event, start_ns, end_ns: shape ``(R, N)``; event is the row in the rank's timeline.
         agrees: whether all members ran the same kind (and size, where known), shape ``(N,)``.
         kind, size_bytes: shape ``(N,)``; dtype likewise.
@@ -77,102 +79,160 @@ class Group:
         """Whether all members leave together, so that wait and transfer are more than a bound, shape ``(N,)``."""
         return np.isin(self.kind, SYMMETRIC)
 
+    @property
+    def overlaps(self) -> NDArray[np.bool_]:
+        """Whether there is a moment at which all members are running, shape ``(N,)``."""
+        return _overlap(self.start_ns, self.end_ns)
+
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    rank: int
-    rows: NDArray[np.int64]
+    """The events of one rank in one group; ``rows`` are entries of the rank's ``Communication``."""
+
+    timeline: Timeline
+    rows: NDArray[np.intp]
     of: Communication
 
+    def take(self, column: NDArray[np.int64]) -> NDArray[np.int64]:
+        return column[self.rows]
 
-def groups(job: Job) -> list[Group]:
+
+def groups(job: Job, clock_offsets_ns: Mapping[int, int] | None = None) -> list[Group]:
     """The collectives of a job, matched by their order within each process group.
 
     Where a trace names no group, the communication stream stands for it: a library uses one stream per group.
+
+    Args:
+        job: any number of ranks.
+        clock_offsets_ns: by rank, how far its clock is ahead; subtracted from starts and ends. Nothing is corrected
+            without it.
     """
     found = {timeline.rank: communication_of(timeline) for timeline in job}
+    # Streams of the ranks correspond by number, or by order where the numbers differ.
+    by_number = len({frozenset(np.unique(comm.stream).tolist()) for comm in found.values()}) <= 1
     members: dict[str, list[_Member]] = {}
-    for rank, comm in found.items():
-        names = _group_names(comm, found)
-        for name in dict.fromkeys(names):
-            rows = np.flatnonzero(np.array([n == name for n in names]))
-            members.setdefault(name, []).append(_Member(rank, rows, comm))
-    return [_aligned(job, name, ranks) for name, ranks in members.items()]
+    for timeline in job:
+        comm = found[timeline.rank]
+        names, which = _group_names(comm, by_number)
+        for at, name in enumerate(names):
+            members.setdefault(name, []).append(_Member(timeline, np.flatnonzero(which == at), comm))
+    return [_aligned(job, name, of_group, clock_offsets_ns or {}) for name, of_group in members.items()]
 
 
-def _group_names(comm: Communication, all_ranks: dict[int, Communication]) -> list[str]:
-    """Group of each event. Ranks of different groups of one name (``[0,1]`` and ``[2,3]``) are told apart."""
-    ids = {rank: list(dict.fromkeys(other.stream.tolist())) for rank, other in all_ranks.items()}
-    same_everywhere = len({frozenset(streams) for streams in ids.values()}) == 1
-    order = list(dict.fromkeys(comm.stream.tolist()))
-    names = []
-    for group, ranks, stream in zip(comm.group, comm.ranks, comm.stream.tolist(), strict=True):
+def _group_names(comm: Communication, by_number: bool) -> tuple[list[str], NDArray[np.int64]]:
+    """The names of a rank's groups, and the index of each event's group.
+
+    Groups of one name (``[0,1]`` and ``[2,3]``) are told apart by their ranks.
+    """
+    streams = comm.stream.tolist()
+    order = {stream: at for at, stream in enumerate(dict.fromkeys(streams))}
+    keys = list(zip(comm.group, comm.ranks, streams, strict=True))
+    names: dict[str, int] = {}
+    index: dict[tuple[str, str, int], int] = {}
+    for key in dict.fromkeys(keys):
+        group, ranks, stream = key
         if group:
-            names.append(f"{group} {ranks}" if ranks else group)
+            name = f"{group} {_short(ranks)}" if ranks else group
         elif stream < 0:
-            names.append("host")
+            name = "host"
         else:
-            names.append(f"stream {stream}" if same_everywhere else f"communication stream {order.index(stream)}")
-    return names
+            name = f"stream {stream}" if by_number else f"communication stream {order[stream]}"
+        index[key] = names.setdefault(name, len(names))
+    return list(names), np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
 
 
-def _aligned(job: Job, name: str, members: list[_Member]) -> Group:
-    members = sorted(members, key=lambda member: member.rank)
-    counts = [len(member.rows) for member in members]
-    count = min(counts)
-    kinds = [member.of.kind[member.rows] for member in members]
-    # Windows of ranks may begin or end at different collectives: take the end at which more kinds agree.
-    front = np.array([kind[:count] for kind in kinds])
-    back = np.array([kind[len(kind) - count :] for kind in kinds])
-    use_back = _agreement(back).sum() > _agreement(front).sum()
-    picked = [m.rows[len(m.rows) - count :] if use_back else m.rows[:count] for m in members]
-    event = np.array([m.of.event[rows] for m, rows in zip(members, picked, strict=True)], np.int64).reshape(-1, count)
-    start, end = np.empty_like(event), np.empty_like(event)
-    for at, member in enumerate(members):
-        timeline = job.rank(member.rank)
-        start[at], end[at] = timeline.start_ns[event[at]], timeline.end_ns[event[at]]
-    sizes = np.array([m.of.size_bytes[rows] for m, rows in zip(members, picked, strict=True)])
-    first, first_rows = members[0].of, picked[0]
-    kind = first.kind[first_rows]
-    is_symmetric = np.isin(kind, _SYMMETRIC)
-    agrees = _agreement(back if use_back else front) & (_agreement(sizes) | ~is_symmetric)
-    size = _size(job, first, first_rows, len(job.timelines))
-    return Group(
-        name=name,
-        size=size,
-        ranks=np.array([member.rank for member in members]),
-        is_complete=len(members) >= size,
-        event=event,
-        start_ns=start,
-        end_ns=end,
-        agrees=agrees,
-        kind=kind,
-        size_bytes=sizes.max(axis=0),
-        dtype=[first.dtype[row] for row in first_rows.tolist()],
-        extra=sum(counts) - count * len(members),
-    )
+def _aligned(job: Job, name: str, members: list[_Member], offsets: Mapping[int, int]) -> Group:
+    """The n-th collective of every member side by side."""
+    count = min(len(member.rows) for member in members)
+    extra = sum(len(member.rows) for member in members) - count * len(members)
+    candidates = [_side_by_side(name, [_cut(m, slice(0, count)) for m in members], offsets)]
+    if extra:
+        # Windows of ranks may begin or end at different collectives: take the end at which more of them agree,
+        # and if that does not tell, the one at which more of them happen together.
+        ends = [_cut(m, slice(len(m.rows) - count, None)) for m in members]
+        candidates.append(_side_by_side(name, ends, offsets))
+    best = max(candidates, key=lambda c: (int(c["agrees"].sum()), int(_overlap(c["start_ns"], c["end_ns"]).sum())))
+    ranks = np.array([member.timeline.rank for member in members], np.int64)
+    size, known = _size(job, members[0])
+    is_complete = len(ranks) == size and (known is None or set(ranks.tolist()) == known)
+    return Group(size=size, ranks=ranks, is_complete=is_complete, extra=extra, **best)
 
 
-def _agreement(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.asarray((values == values[0]).all(axis=0))
+def _cut(member: _Member, part: slice) -> _Member:
+    return _Member(member.timeline, member.rows[part], member.of)
 
 
-def _size(job: Job, comm: Communication, rows: NDArray[np.int64], present: int) -> int:
-    """Members of a group: from its metadata, else from the job's process groups, else all ranks of the job."""
-    if not len(rows):
-        return max(job.world_size, present)
-    row = int(rows[0])
-    if comm.ranks[row]:
-        try:
-            return len(json.loads(comm.ranks[row]))
-        except (ValueError, TypeError):
-            pass
+def _side_by_side(name: str, members: list[_Member], offsets: Mapping[int, int]) -> dict[str, Any]:
+    """The columns of a `Group` that depend on which collectives stand side by side."""
+    event = np.stack([m.take(m.of.event) for m in members])
+    kinds = np.stack([m.take(m.of.kind) for m in members])
+    sizes = np.stack([m.take(m.of.size_bytes) for m in members])
+    shift = np.array([[offsets.get(m.timeline.rank, 0)] for m in members], np.int64)
+    kind = kinds[0]
+    same_kind, known_kind = _agreement(kinds, CollectiveKind.UNKNOWN)
+    kind = np.where((kind == CollectiveKind.UNKNOWN) & (known_kind >= 0), known_kind, kind)
+    same_size, size_bytes = _agreement(sizes, -1)
+    return {
+        "name": name,
+        "event": event,
+        "start_ns": np.stack([m.timeline.start_ns[e] for m, e in zip(members, event, strict=True)]) - shift,
+        "end_ns": np.stack([m.timeline.end_ns[e] for m, e in zip(members, event, strict=True)]) - shift,
+        "agrees": same_kind & (same_size | ~np.isin(kind, _SYMMETRIC)),
+        "kind": kind,
+        "size_bytes": size_bytes,
+        "dtype": [members[0].of.dtype[row] for row in members[0].rows.tolist()],
+    }
+
+
+def _agreement(values: NDArray[np.int64], unknown: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Whether the known values of a column are all equal, and the largest of them (-1 if none is known)."""
+    known = values != unknown
+    largest = np.where(known, values, -1).max(axis=0)
+    smallest = np.where(known, values, np.iinfo(np.int64).max).min(axis=0)
+    return np.asarray(smallest >= largest), np.asarray(largest)
+
+
+def _overlap(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.asarray(start_ns.max(axis=0) <= end_ns.min(axis=0))
+
+
+def _size(job: Job, member: _Member) -> tuple[int, set[int] | None]:
+    """Members of a group, and which ranks where recorded: from its metadata, the job's groups, else all ranks."""
+    comm, row = member.of, int(member.rows[0])
+    recorded = _ranks_of(comm.ranks[row])
+    if recorded:
+        return len(recorded), recorded
     if comm.group_size[row] > 0:
-        return int(comm.group_size[row])
-    known = job.groups.get(comm.group[row])
+        return int(comm.group_size[row]), None
+    known = job.groups.get(comm.group[row]) if comm.group[row] else None
+    if known is not None and known.ranks:
+        return len(known.ranks), set(known.ranks)
     if known is not None and known.size > 0:
-        return known.size
-    return max(job.world_size, present)
+        return known.size, None
+    return max(job.world_size, len(job.timelines)), None
+
+
+def _ranks_of(text: str) -> set[int] | None:
+    """Ranks from their JSON text; None where there are none or the profiler cut the text (``[0, 1, ...]``)."""
+    try:
+        ranks = json.loads(text) if text else None
+    except ValueError:
+        return None
+    if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+        return None
+    return set(ranks) or None
+
+
+@functools.cache
+def _short(ranks: str) -> str:
+    """Many evenly spaced ranks as ``[first-last]`` or ``[first-last:step]``; any others as they are written."""
+    found = sorted(_ranks_of(ranks) or ())
+    if len(found) < 9 or found[-1] - found[0] != (found[1] - found[0]) * (len(found) - 1):
+        return ranks
+    step = found[1] - found[0]
+    if found != list(range(found[0], found[-1] + 1, step)):
+        return ranks
+    return f"[{found[0]}-{found[-1]}{f':{step}' if step > 1 else ''}]"
 
 
 def bus_factor(kind: CollectiveKind, size: int) -> float:
@@ -184,89 +244,130 @@ def bus_factor(kind: CollectiveKind, size: int) -> float:
     return 1.0
 
 
-_SCHEMA = {
-    "group": TEXT,
-    "size": INT,
-    "index": INT,
-    "kind": TEXT,
-    "bytes": INT,
-    "dtype": TEXT,
-    "ranks": INT,
-    "matched": BOOL,
-    "asymmetric": BOOL,
-    "start_ns": INT,
-    "last_start_ns": INT,
-    "end_ns": INT,
-    "transfer_ns": INT,
-    "wait_ns": INT,
-    "last_rank": INT,
-    "algorithm_gb_per_s": FLOAT,
-    "bus_gb_per_s": FLOAT,
-}
+def _repeated(texts: list[str], counts: list[int]) -> pa.Array:
+    """A string column in which each text stands ``counts`` times."""
+    import pyarrow as pa
+
+    index = arrow_arrays.numbers(np.repeat(np.arange(len(texts), dtype=np.int32), counts))
+    values = arrow_arrays.texts(texts)
+    if sum(4 * len(text) * count for text, count in zip(texts, counts, strict=True)) >= 1 << 31:
+        values = values.cast(pa.large_string())
+    return pa.DictionaryArray.from_arrays(index, values).dictionary_decode()
 
 
-def collectives(job: Job) -> pa.Table:
-    """One row a collective.
+def _joined(columns: list[NDArray[Any]], dtype: type[np.generic] = np.int64) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *columns])
+
+
+def collectives(job: Job, clock_offsets_ns: Mapping[int, int] | None = None) -> pa.Table:
+    """One row a collective, by start.
 
     Columns: group, size (members of the group), index, kind, bytes, dtype, ranks (members present), matched,
     asymmetric (wait and transfer are bounds), start_ns and last_start_ns (first and last member's start), end_ns,
     transfer_ns, wait_ns (over all members), last_rank, algorithm_gb_per_s, bus_gb_per_s (10^9 bytes; nccl-tests).
     What needs all members is null where some are missing; bytes and rates where the size is unknown.
+
+    Args:
+        job: any number of ranks.
+        clock_offsets_ns: by rank, as `clock_offsets` estimates them; times are corrected by these where given.
     """
-    rows: list[tuple[Any, ...]] = []
-    for group in groups(job):
-        matched, transfer, waits = group.matched, group.transfer_ns, group.wait_ns.sum(axis=0)
-        for at in range(group.event.shape[1]):
-            kind, size_bytes = CollectiveKind(int(group.kind[at])), int(group.size_bytes[at])
-            ok, transfer_ns = bool(matched[at]), int(transfer[at])
-            rate = size_bytes / transfer_ns if ok and size_bytes > 0 and transfer_ns > 0 else None
-            start = group.start_ns[:, at]
-            split = (transfer_ns, int(waits[at]), int(group.ranks[group.last[at]])) if ok else (None, None, None)
-            what = (group.name, group.size, at, kind.label, size_bytes if size_bytes >= 0 else None, group.dtype[at])
-            who = (len(group.ranks), ok, not bool(group.is_symmetric[at]))
-            when = (int(start.min()), int(start.max()), int(group.end_ns[:, at].max()))
-            bus = rate * bus_factor(kind, group.size) if rate is not None else None
-            rows.append((*what, *who, *when, *split, rate, bus))
-    rows.sort(key=lambda row: row[9])
-    return table_of(_SCHEMA, rows)
+    found = groups(job, clock_offsets_ns)
+    counts = [group.event.shape[1] for group in found]
+    labels = [kind.label for kind in CollectiveKind]
+    unmatched = ~_joined([g.matched for g in found], np.bool_)
+    size_bytes, transfer = _joined([g.size_bytes for g in found]), _joined([g.transfer_ns for g in found])
+    no_rate = unmatched | (size_bytes <= 0) | (transfer <= 0)
+    rate = size_bytes / np.maximum(transfer, 1)
+    factor = _joined([_bus_factors(g) for g in found], np.float64)
+    start = _joined([g.start_ns.min(axis=0) for g in found])
+    numbers = arrow_arrays.numbers
+    table = table_of_arrays(
+        {
+            "group": _repeated([g.name for g in found], counts),
+            "size": numbers(np.repeat(np.array([g.size for g in found], np.int64), counts)),
+            "index": numbers(_joined([np.arange(count) for count in counts])),
+            "kind": arrow_arrays.texts([labels[kind] for g in found for kind in g.kind.tolist()]),
+            "bytes": numbers(size_bytes, size_bytes < 0),
+            "dtype": arrow_arrays.texts([dtype for g in found for dtype in g.dtype]),
+            "ranks": numbers(np.repeat(np.array([len(g.ranks) for g in found], np.int64), counts)),
+            "matched": numbers(~unmatched),
+            "asymmetric": numbers(~_joined([g.is_symmetric for g in found], np.bool_)),
+            "start_ns": numbers(start),
+            "last_start_ns": numbers(_joined([g.start_ns.max(axis=0) for g in found])),
+            "end_ns": numbers(_joined([g.end_ns.max(axis=0) for g in found])),
+            "transfer_ns": numbers(transfer, unmatched),
+            "wait_ns": numbers(_joined([g.wait_ns.sum(axis=0) for g in found]), unmatched),
+            "last_rank": numbers(_joined([g.ranks[g.last] for g in found]), unmatched),
+            "algorithm_gb_per_s": numbers(rate, no_rate),
+            "bus_gb_per_s": numbers(rate * factor, no_rate),
+        }
+    )
+    return table.take(numbers(np.argsort(start, kind="stable")))
 
 
-def collective_members(job: Job) -> pa.Table:
-    """One row a collective and member: group, index, rank, event, start_ns, end_ns, wait_ns (null if unmatched)."""
-    rows: list[tuple[Any, ...]] = []
-    for group in groups(job):
-        waits, matched = group.wait_ns.tolist(), group.matched.tolist()
-        columns = (group.event.tolist(), group.start_ns.tolist(), group.end_ns.tolist(), waits)
-        for rank, *of_rank in zip(group.ranks.tolist(), *columns, strict=True):
-            for at, (event, start, end, wait) in enumerate(zip(*of_rank, strict=True)):
-                rows.append((group.name, at, rank, event, start, end, wait if matched[at] else None))
-    schema = {"group": TEXT, "index": INT, "rank": INT, "event": INT, "start_ns": INT, "end_ns": INT, "wait_ns": INT}
-    return table_of(schema, rows)
+def _bus_factors(group: Group) -> NDArray[np.float64]:
+    return np.array([bus_factor(kind, group.size) for kind in CollectiveKind])[group.kind]
+
+
+def collective_members(job: Job, clock_offsets_ns: Mapping[int, int] | None = None) -> pa.Table:
+    """One row a collective and member: group, index, rank, event, start_ns, end_ns, wait_ns (null if unmatched).
+
+    Args:
+        job: any number of ranks.
+        clock_offsets_ns: by rank, as `clock_offsets` estimates them; times are corrected by these where given.
+    """
+    found = groups(job, clock_offsets_ns)
+    index = [np.broadcast_to(np.arange(g.event.shape[1]), g.event.shape) for g in found]
+    unmatched = _joined([np.broadcast_to(~g.matched, g.event.shape).ravel() for g in found], np.bool_)
+    numbers = arrow_arrays.numbers
+    return table_of_arrays(
+        {
+            "group": _repeated([g.name for g in found], [g.event.size for g in found]),
+            "index": numbers(_joined([at.ravel() for at in index])),
+            "rank": numbers(_joined([np.repeat(g.ranks, g.event.shape[1]) for g in found])),
+            "event": numbers(_joined([g.event.ravel() for g in found])),
+            "start_ns": numbers(_joined([g.start_ns.ravel() for g in found])),
+            "end_ns": numbers(_joined([g.end_ns.ravel() for g in found])),
+            "wait_ns": numbers(_joined([g.wait_ns.ravel() for g in found]), unmatched),
+        }
+    )
 
 
 def collectives_by_size(job: Job) -> pa.Table:
-    """Matched collectives by group, kind, bytes and dtype.
+    """Collectives by group, kind, bytes and dtype; those that take longest first.
 
     Columns: group, kind, bytes, dtype, count, transfer_mean_ns, transfer_min_ns, transfer_max_ns, wait_ns,
-    algorithm_gb_per_s and bus_gb_per_s (of all bytes over all transfer time; null where sizes are unknown).
+    algorithm_gb_per_s and bus_gb_per_s (of all bytes over all transfer time; null where sizes are unknown), matched,
+    duration_mean_ns (over the members that are present, waiting included). Transfer, waiting and rates are null
+    where ``matched`` is false.
     """
-    grouped: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in collectives(job).to_pylist():
-        if row["matched"]:
-            key = tuple(row[name] for name in ("group", "size", "kind", "bytes", "dtype"))
-            grouped.setdefault(key, []).append(row)
-    rows = []
-    for (group, size, kind, size_bytes, dtype), found in grouped.items():
-        times = [row["transfer_ns"] for row in found]
-        rate = size_bytes * len(times) / sum(times) if size_bytes and sum(times) else None
-        factor = bus_factor(next(k for k in CollectiveKind if k.label == kind), size)
-        waits = sum(row["wait_ns"] for row in found)
-        timing = (len(times), sum(times) / len(times), min(times), max(times), waits)
-        rows.append((group, kind, size_bytes, dtype, *timing, rate, rate * factor if rate is not None else None))
-    rows.sort(key=lambda row: -row[5] * row[4])
+    rows = [row for group in groups(job) for row in _by_size(group)]
+    rows.sort(key=lambda row: -row[-1] * row[4])
     schema = {"group": TEXT, "kind": TEXT, "bytes": INT, "dtype": TEXT, "count": INT, "transfer_mean_ns": FLOAT}
     schema |= {"transfer_min_ns": INT, "transfer_max_ns": INT, "wait_ns": INT}
-    return table_of({**schema, "algorithm_gb_per_s": FLOAT, "bus_gb_per_s": FLOAT}, rows)
+    schema |= {"algorithm_gb_per_s": FLOAT, "bus_gb_per_s": FLOAT, "matched": "bool", "duration_mean_ns": FLOAT}
+    return table_of(schema, rows)
+
+
+def _by_size(group: Group) -> list[tuple[Any, ...]]:
+    dtypes = {dtype: at for at, dtype in enumerate(dict.fromkeys(group.dtype))}
+    dtype = np.fromiter(map(dtypes.__getitem__, group.dtype), np.int64, len(group.dtype))
+    keys, which = np.unique(np.stack((group.kind, group.size_bytes, dtype, group.matched)), axis=1, return_inverse=True)
+    which = which.reshape(-1)
+    waits, duration = group.wait_ns.sum(axis=0), (group.end_ns - group.start_ns).mean(axis=0)
+    rows = []
+    for at, (kind, size_bytes, dtype_id, matched) in enumerate(keys.T.tolist()):
+        mine = which == at
+        count, times = int(mine.sum()), group.transfer_ns[mine]
+        total = int(times.sum())
+        timing: tuple[Any, ...] = (None,) * 6
+        if matched:
+            rate = size_bytes * count / total if size_bytes > 0 and total > 0 else None
+            bus = rate * bus_factor(CollectiveKind(kind), group.size) if rate is not None else None
+            timing = (total / count, int(times.min()), int(times.max()), int(waits[mine].sum()), rate, bus)
+        what = (group.name, CollectiveKind(kind).label, size_bytes if size_bytes >= 0 else None, list(dtypes)[dtype_id])
+        rows.append((*what, count, *timing, bool(matched), float(duration[mine].mean())))
+    return rows
 
 
 def collective_summary(job: Job) -> dict[str, Any]:
@@ -283,8 +384,8 @@ def collective_summary(job: Job) -> dict[str, Any]:
         notes["collective of an incomplete group"] += 0 if group.is_complete else group.event.shape[1]
         notes["collective whose kind or size differs between ranks"] += int((~group.agrees).sum())
         notes["collective that some ranks lack"] += group.extra
-        overlap = group.start_ns.max(axis=0) <= group.end_ns.min(axis=0)
-        notes["matched collective whose members do not overlap in time"] += int((group.matched & ~overlap).sum())
+        apart = group.matched & ~group.overlaps
+        notes["matched collective whose members do not overlap in time"] += int(apart.sum())
     summary: dict[str, Any] = {
         "matched": matched,
         "wait_ns": sum(int(group.wait_ns[:, group.matched].sum()) for group in found) if matched else None,

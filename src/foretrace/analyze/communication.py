@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from foretrace.trace import Category, Timeline
 from foretrace.trace.classify import CollectiveKind
 
 DTYPE_BYTES = {
-    **dict.fromkeys(("double", "float64", "long", "int64", "complex64", "complexfloat", "long int"), 8),
-    **dict.fromkeys(("float", "float32", "int", "int32", "uint32"), 4),
+    **dict.fromkeys(("double", "float64", "long", "int64", "uint64", "long int"), 8),
+    **dict.fromkeys(("complex64", "complexfloat"), 8),
+    **dict.fromkeys(("float", "float32", "int", "int32", "uint32", "complex32", "complexhalf"), 4),
     **dict.fromkeys(("half", "float16", "bfloat16", "short", "int16", "uint16"), 2),
     **dict.fromkeys(("byte", "char", "bool", "uint8", "int8", "unsigned char", "signed char"), 1),
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
@@ -29,6 +30,33 @@ _BY_LARGER_SIDE = (
     CollectiveKind.GATHER,
     CollectiveKind.SCATTER,
 )
+
+
+# Of these, the first tensor of the operator is all that nccl-tests counts.
+_BY_FIRST_TENSOR = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.BROADCAST,
+    CollectiveKind.REDUCE,
+    CollectiveKind.ALL_TO_ALL,
+    CollectiveKind.SEND,
+    CollectiveKind.RECV,
+    CollectiveKind.SEND_RECV,
+)
+# These enqueue work on a device: the host event is not the collective.
+_DEVICE_LIBRARIES = ("nccl:", "rccl:")
+_META_COLUMNS = ("collective", "dtype", "group", "group_ranks", "in_elements", "out_elements", "group_size")
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    """What the metadata says of an event, and what follows from it and the event's name."""
+
+    group: str
+    ranks: str
+    dtype: str
+    group_size: int
+    kind: CollectiveKind
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +92,22 @@ def communication_of(timeline: Timeline) -> Communication:
     rows = timeline.device_rows[timeline.is_communication[timeline.device_rows]]
     if not len(timeline.device_rows):
         rows = _host_rows(timeline)
-    meta = _metadata_rows(timeline, rows)
-    details = [_details(timeline, row) for row in range(timeline.collectives.num_rows)]
-    unknown: dict[str, Any] = {"collective": "", "group": "", "dtype": "", "ranks": "", "in": -1, "out": -1, "size": -1}
-    found = [details[at] if at >= 0 else unknown for at in meta.tolist()]
-    names = timeline.names(rows)
-    kind = [timeline.classifier.collective_kind(n, d["collective"]) for n, d in zip(names, found, strict=True)]
-    sizes = [_size_bytes(k, d) for k, d in zip(kind, found, strict=True)]
-    if -1 in sizes:
-        sizes = _sizes_from_shapes(timeline, rows, sizes)
+    found = _details(timeline, rows, _metadata_rows(timeline, rows))
+    kind = np.fromiter((d.kind for d in found), np.int64, len(found))
+    sizes = np.fromiter((d.size_bytes for d in found), np.int64, len(found))
+    lacking = np.flatnonzero((sizes < 0) & np.isin(kind, _BY_FIRST_TENSOR))
+    if len(lacking):
+        sizes[lacking] = _sizes_from_shapes(timeline, rows[lacking])
     streams = np.array([lane.stream for lane in timeline.lanes], np.int64)
     return Communication(
         event=rows.astype(np.int64),
-        group=[d["group"] for d in found],
+        group=[d.group for d in found],
         stream=streams[timeline.events["lane"][rows]] if len(rows) else np.empty(0, np.int64),
-        kind=np.array(kind, np.int64),
-        size_bytes=np.array(sizes, np.int64),
-        dtype=[d["dtype"] for d in found],
-        ranks=[d["ranks"] for d in found],
-        group_size=np.array([d["size"] for d in found], np.int64),
+        kind=kind,
+        size_bytes=sizes,
+        dtype=[d.dtype for d in found],
+        ranks=[d.ranks for d in found],
+        group_size=np.fromiter((d.group_size for d in found), np.int64, len(found)),
     )
 
 
@@ -90,33 +115,44 @@ def _host_rows(timeline: Timeline) -> NDArray[np.intp]:
     """Work of the communication library itself, not of the operators that issue it."""
     rows = np.flatnonzero(host_communication(timeline))
     names = timeline.names(rows)
-    library = np.array([":" in name and "::" not in name for name in names], np.bool_)
+    library = np.array([_is_library(name) for name in names], np.bool_)
     rows = rows[library] if len(rows) else rows
     return rows[np.argsort(timeline.start_ns[rows], kind="stable")]
 
 
-def _details(timeline: Timeline, row: int) -> dict[str, Any]:
-    table = timeline.collectives
+def _is_library(name: str) -> bool:
+    """Whether the event is work of a library that runs on the host (``gloo:all_reduce``), by its name."""
+    return re.fullmatch(r"\w+:\w+", name) is not None and not name.startswith(_DEVICE_LIBRARIES)
 
-    def text(column: str) -> str:
-        at = int(table[column][row])
+
+def _details(timeline: Timeline, rows: NDArray[np.intp], meta: NDArray[np.int64]) -> list[_Details]:
+    """The details of each event. Most are alike, so each distinct combination is looked at once."""
+    table = timeline.collectives
+    if table.num_rows:
+        columns = [np.where(meta >= 0, table[name][meta], -1).tolist() for name in _META_COLUMNS]
+    else:
+        columns = [[-1] * len(rows)] * len(_META_COLUMNS)
+    keys = list(zip(timeline.events["name"][rows].tolist(), *columns, strict=True))
+    known = {key: _detail(timeline, *key) for key in set(keys)}
+    return [known[key] for key in keys]
+
+
+def _detail(
+    timeline: Timeline, name: int, collective: int, dtype: int, group: int, ranks: int, in_: int, out: int, size: int
+) -> _Details:
+    def text(at: int) -> str:
         return timeline.strings[at] if at >= 0 else ""
 
-    return {
-        "collective": text("collective"),
-        "group": text("group"),
-        "dtype": text("dtype"),
-        "ranks": text("group_ranks"),
-        "in": int(table["in_elements"][row]),
-        "out": int(table["out_elements"][row]),
-        "size": int(table["group_size"][row]),
-    }
+    kind = timeline.classifier.collective_kind(text(name), text(collective))
+    width = dtype_bytes(text(dtype))
+    elements = max(in_, out) if kind in _BY_LARGER_SIDE else in_
+    size_bytes = elements * width if width > 0 and elements >= 0 else -1
+    return _Details(text(group), text(ranks), text(dtype), size, kind, size_bytes)
 
 
-def _size_bytes(kind: CollectiveKind, details: dict[str, Any]) -> int:
-    width = DTYPE_BYTES.get(str(details["dtype"]).lower().removeprefix("c10::"), -1)
-    elements = max(details["in"], details["out"]) if kind in _BY_LARGER_SIDE else details["in"]
-    return elements * width if width > 0 and elements >= 0 else -1
+def dtype_bytes(name: str) -> int:
+    """Bytes of one element of a data type as PyTorch, NumPy or NCCL spells it; -1 if unknown."""
+    return DTYPE_BYTES.get(name.lower().removeprefix("c10::").removeprefix("torch."), -1)
 
 
 def _metadata_rows(timeline: Timeline, rows: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -158,9 +194,10 @@ def enclosing_event(timeline: Timeline, rows: NDArray[np.int64], candidates: NDA
     return found
 
 
-def _sizes_from_shapes(timeline: Timeline, rows: NDArray[np.intp], sizes: list[int]) -> list[int]:
-    """Bytes from the shapes of the operator that issued a collective, for traces without metadata."""
+def _sizes_from_shapes(timeline: Timeline, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Bytes from the shapes of the operator that issued a collective, for traces without metadata; -1 if unknown."""
     table = timeline.operators
+    sizes = np.full(len(rows), -1, np.int64)
     if not table.num_rows:
         return sizes
     names = timeline.events["name"][table["event"]]
@@ -174,7 +211,7 @@ def _sizes_from_shapes(timeline: Timeline, rows: NDArray[np.intp], sizes: list[i
     shapes, types = table.texts("input_shapes"), table.texts("input_types")
     for at, row in enumerate(source.tolist()):
         operator = int(by_event[row]) if row >= 0 else -1
-        if sizes[at] < 0 and operator >= 0:
+        if operator >= 0:
             sizes[at] = tensor_bytes(shapes[operator], types[operator])
     return sizes
 
@@ -186,7 +223,7 @@ def tensor_bytes(shapes_text: str, types_text: str) -> int:
     except ValueError:
         return -1
     for shape, kind in zip(shapes, types, strict=False):
-        width = DTYPE_BYTES.get(str(kind).lower().removeprefix("c10::"))
-        if width and isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape):
+        width = dtype_bytes(str(kind))
+        if width > 0 and isinstance(shape, list) and shape and all(isinstance(n, int) for n in shape):
             return int(np.prod(shape, dtype=np.int64)) * width
     return -1

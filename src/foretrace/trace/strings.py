@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +19,12 @@ class StringTable(Sequence[str]):
     """Distinct strings in order of first use; ids are int32 and -1 stands for "none"."""
 
     def __init__(self, strings: Iterable[str] = ()) -> None:
-        self._ids: dict[str, int] = {}
-        for text in strings:
-            self._ids.setdefault(text, len(self._ids))
-        self._list: list[str] | None = None
+        self._list: list[str] | None = list(dict.fromkeys(strings))
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        """Made when first needed: a table out of a file is mostly only looked up."""
+        return {text: at for at, text in enumerate(self._list or ())}
 
     def intern(self, text: str) -> int:
         """The id of ``text``, which is added when it is new."""
@@ -46,7 +49,7 @@ class StringTable(Sequence[str]):
         return [texts[i] for i in ids.tolist()]
 
     def _texts(self) -> list[str]:
-        if self._list is None or len(self._list) != len(self._ids):
+        if self._list is None or ("_ids" in self.__dict__ and len(self._list) != len(self._ids)):
             self._list = list(self._ids)
         return self._list
 
@@ -54,7 +57,7 @@ class StringTable(Sequence[str]):
         return self._texts()[index]
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._texts())
 
     def to_arrow(self) -> pa.Array:
         """The texts as an Arrow string array, in the order of their ids."""
