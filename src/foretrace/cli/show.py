@@ -128,7 +128,7 @@ def _collectives(collectives: dict[str, Any]) -> None:
             table.add_row(name, waiting, f"{row['share_pct']:.1f} %", str(row["last_arrivals"]), row["doing"] or "")
         _out.print(table)
     if collectives["by_size"]:
-        columns = ("group", "kind", "bytes", "count", "transfer_mean_ns", "bus_gb_per_s")
+        columns = ("group", "kind", "bytes", "count", "duration_mean_ns", "transfer_mean_ns", "bus_gb_per_s")
         _top("Collectives by size", collectives["by_size"], columns, 10)
 
 

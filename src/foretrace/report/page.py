@@ -218,6 +218,7 @@ def _add_waiting(page: _Page, job: Job, collectives: dict[str, Any]) -> None:
         "bytes",
         "dtype",
         "count",
+        "duration_mean_ns",
         "transfer_mean_ns",
         "wait_ns",
         "algorithm_gb_per_s",

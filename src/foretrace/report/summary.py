@@ -120,8 +120,8 @@ def _where_the_time_goes(ranks: list[dict[str, Any]]) -> str:
     largest = sorted(shares, key=lambda part: -shares[part])
     parts = ", ".join(f"{shares[part]:.0%} {PART_LABELS[part]}" for part in largest if shares[part] >= 0.005)
     who = "The rank spends" if len(ranks) == 1 else f"The {len(ranks)} ranks spend"
-    each = " each" if len(ranks) > 1 else ""
-    return f"{who} {milliseconds(total / len(ranks))}{each}: {parts}."
+    average = " on average" if len(ranks) > 1 else ""
+    return f"{who} {milliseconds(total / len(ranks))}{average}: {parts}."
 
 
 def _about_waiting(collectives: dict[str, Any]) -> list[str]:
