@@ -21,7 +21,7 @@ from foretrace.trace import ReadReport, StringTable
 
 
 def _compiled_scanner() -> Any:
-    """The compiled module; None where it was installed without a C compiler: structs do all, at less than half the speed."""
+    """The compiled module, or None: without a C compiler structs do all, at less than half the speed."""
     try:
         return importlib.import_module("foretrace.formats._scanner")
     except ImportError:
