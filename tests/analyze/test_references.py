@@ -100,3 +100,8 @@ def test_breakdown_adds_up_on_every_trace(shared: Path) -> None:
             parts = [row[part] for part in PARTS]
             assert min(parts) >= 0 and sum(parts) == row["span_ns"], file
             assert row["idle_ns"] == idle[row["step"]], file
+        for window in ("launched", "hta"):
+            row = analyze.breakdown(job, window=window).to_pylist()[0]  # type: ignore[arg-type]
+            causes = analyze.idle_causes(job, window=window).to_pylist()  # type: ignore[arg-type]
+            assert row["idle_ns"] == sum(cause["idle_ns"] for cause in causes if cause["step"] == -1), (file, window)
+            assert row["span_ns"] == sum(row[part] for part in PARTS), (file, window)

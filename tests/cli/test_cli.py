@@ -57,6 +57,12 @@ def test_analyze_json_keeps_the_contract(two_ranks: Path) -> None:
     assert found["warnings"] == {}
 
 
+def test_windows(two_ranks: Path) -> None:
+    found = document("analyze", two_ranks, "--window", "launched", "--memsets", "compute")
+    for rank in found["ranks"]:
+        assert sum(rank["idle_causes"].values()) == rank["breakdown"]["idle_ns"]
+
+
 def test_info_json(two_ranks: Path) -> None:
     found = document("info", two_ranks)
     first = found["files"][0]

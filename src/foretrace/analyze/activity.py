@@ -49,13 +49,19 @@ def activity(timeline: Timeline, window: Window = "all", memsets: Memsets = "mem
     rows = timeline.device_rows
     if not len(rows):
         return _of_host(timeline)
-    rows = rows[_in_window(timeline, rows, window)]
+    rows = window_rows(timeline, window)
     kind = timeline.kernel_kind[rows]
     is_communication = kind == KernelKind.COMMUNICATION
     is_memory = timeline.category[rows] != Category.KERNEL
     if memsets == "compute":
         is_memory &= timeline.category[rows] != Category.MEMSET
     return _of(timeline, rows, ~is_communication & ~is_memory, is_communication, on_device=True)
+
+
+def window_rows(timeline: Timeline, window: Window) -> NDArray[np.intp]:
+    """Rows of the device work in a window, sorted by start; see `activity`."""
+    rows = timeline.device_rows
+    return rows[_in_window(timeline, rows, window)]
 
 
 def _in_window(timeline: Timeline, rows: NDArray[np.intp], window: Window) -> NDArray[np.bool_]:

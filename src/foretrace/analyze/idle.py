@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analyze.activity import Activity, activity
+from foretrace.analyze.activity import Activity, Window, activity, window_rows
 from foretrace.analyze.intervals import Intervals, Times
 from foretrace.analyze.launch import Launches, launches_of
 from foretrace.analyze.steps import device_steps
@@ -33,7 +33,7 @@ class IdleCauses:
         return {cause: found.covered_within(start_ns, end_ns) for cause, found in self.intervals.items()}
 
 
-def find_idle_causes(timeline: Timeline) -> IdleCauses:
+def find_idle_causes(timeline: Timeline, window: Window = "all") -> IdleCauses:
     """Split every device-level gap (all streams idle) by cause.
 
     The device event that ends a gap decides. Launched after the gap began: up to the launch the host is late, then
@@ -42,11 +42,11 @@ def find_idle_causes(timeline: Timeline) -> IdleCauses:
     whatever has no recorded reason, is named so. Waiting for a peer happens inside a collective, which is busy time.
     Without device work, all time in which no operator runs is time in which the host is late.
     """
-    active = activity(timeline)
+    active = activity(timeline, window)
     gaps = active.busy.gaps_within(active.start_ns, active.end_ns)
     if not active.on_device:
         return _of_host(timeline, active)
-    issue_ns, latency, cause = _explain(timeline, gaps)
+    issue_ns, latency, cause = _explain(timeline, gaps, window_rows(timeline, window))
     found: dict[str, Intervals] = {
         name: Intervals(gaps.start_ns[cause == name], gaps.end_ns[cause == name]) for name in CAUSES[2:]
     }
@@ -70,9 +70,8 @@ def _of_host(timeline: Timeline, active: Activity) -> IdleCauses:
     return IdleCauses({**dict.fromkeys(CAUSES, Intervals(none, none)), "host_late": gaps})
 
 
-def _explain(timeline: Timeline, gaps: Intervals) -> tuple[Times, Times, NDArray[np.str_]]:
+def _explain(timeline: Timeline, gaps: Intervals, rows: NDArray[np.intp]) -> tuple[Times, Times, NDArray[np.str_]]:
     """For every gap: when its end was issued, how much latency that explains, and the cause."""
-    rows = timeline.device_rows
     ender = rows[np.searchsorted(timeline.start_ns[rows], gaps.end_ns)]
     launches = launches_of(timeline)
     call = timeline.launch_row[ender]
@@ -103,18 +102,21 @@ def _is_queue_full(launches: Launches, call: NDArray[np.int64]) -> NDArray[np.bo
     return np.isin(call, blocked)
 
 
-def idle_causes(job: Job | Timeline) -> pa.Table:
+def idle_causes(job: Job | Timeline, *, window: Window = "all") -> pa.Table:
     """Idle time by cause, per rank (step -1) and per step; over the causes it adds up to ``idle_ns`` exactly.
+
+    ``window`` (see `activity`) applies to the whole trace; steps cover all device work.
 
     Columns: rank, step, cause (see `find_idle_causes`), idle_ns, count (of intervals, whole trace only, else null).
     """
     rows: list[tuple[int, int, str, int, int | None]] = []
     for timeline in timelines_of(job):
-        active, steps, causes = activity(timeline), device_steps(timeline), find_idle_causes(timeline)
-        start, end = np.append(active.start_ns, steps.start_ns), np.append(active.end_ns, steps.end_ns)
-        by_cause = causes.within(start, end)
-        for at, step in enumerate([-1, *steps.number.tolist()]):
-            for cause, idle_ns in by_cause.items():
-                count = len(causes.intervals[cause]) if step == -1 else None
-                rows.append((timeline.rank, step, cause, int(idle_ns[at]), count))
+        active, steps, causes = activity(timeline, window), device_steps(timeline), find_idle_causes(timeline, window)
+        whole = causes.within(np.array([active.start_ns]), np.array([active.end_ns]))
+        for cause, idle_ns in whole.items():
+            rows.append((timeline.rank, -1, cause, int(idle_ns[0]), len(causes.intervals[cause])))
+        of_steps = causes if window == "all" else find_idle_causes(timeline)
+        by_step = of_steps.within(steps.start_ns, steps.end_ns)
+        for at, step in enumerate(steps.number.tolist()):
+            rows += [(timeline.rank, step, cause, int(idle_ns[at]), None) for cause, idle_ns in by_step.items()]
     return table_of({"rank": INT, "step": INT, "cause": TEXT, "idle_ns": INT, "count": INT}, rows)

@@ -40,6 +40,13 @@ class Window(enum.StrEnum):
     hta = "hta"
 
 
+class Memsets(enum.StrEnum):
+    """What device memory sets count as."""
+
+    memory = "memory"
+    compute = "compute"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"foretrace {__version__}")  # noqa: T201
@@ -79,6 +86,7 @@ def analyze(
         Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")
     ] = None,
     window: Annotated[Window, typer.Option(help="Device work in the totals (launched: as TraceLens).")] = Window.all,
+    memsets: Annotated[Memsets, typer.Option(help="What memory sets count as (TraceLens: compute).")] = Memsets.memory,
     kernel_table: Annotated[Path | None, typer.Option(help="YAML with your own rules for naming kernels.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Kernels and operators to show.")] = 15,
     no_python: NoPython = False,
@@ -93,7 +101,7 @@ def analyze(
     if kernel_table is not None:
         _use_rules(job, kernel_table)
     with show.working("analyzing"):
-        document = analysis(job, window.value, top=max(top, 50))
+        document = analysis(job, window.value, memsets.value, top=max(top, 50))
     if html is not None:
         from foretrace.report.page import analysis_page
 

@@ -28,21 +28,22 @@ CAUSE_LABELS = {
 }
 
 
-def analysis(job: Job, window: str = "all", top: int = 50) -> dict[str, Any]:
+def analysis(job: Job, window: str = "all", memsets: str = "memory", top: int = 50) -> dict[str, Any]:
     """The document of ``foretrace analyze --json``; NaN and infinity become null.
 
     Args:
-        window: see `foretrace.analyze.breakdown`; it applies to the breakdown of whole ranks.
+        window, memsets: see `foretrace.analyze.breakdown`; they apply to the breakdown of whole ranks.
         top: rows kept per rank of kernels and operators.
     """
-    idle = _idle_by_rank_and_step(job)
+    idle = _idle_by_rank_and_step(job, window)
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in analyze.breakdown_by_step(job).to_pylist():
         head = {name: row[name] for name in ("step", "name", "start_ns", "end_ns", "span_ns")}
         parts = {part: row[part] for part in PARTS}
         steps[row["rank"]].append({**head, "breakdown": parts, "idle_causes": idle[row["rank"], row["step"]]})
     ranks = []
-    for row in analyze.breakdown(job, window=window).to_pylist():  # type: ignore[arg-type]
+    whole = analyze.breakdown(job, window=window, memsets=memsets)  # type: ignore[arg-type]
+    for row in whole.to_pylist():
         rank = row["rank"]
         parts = {part: row[part] for part in PARTS}
         entry = {"rank": rank, "span_ns": row["span_ns"], "breakdown": parts}
@@ -56,6 +57,7 @@ def analysis(job: Job, window: str = "all", top: int = 50) -> dict[str, Any]:
         "collectives": collectives,
         "warnings": job.all_warnings,
         "window": window,
+        "memsets": memsets,
         "world_size": job.world_size,
         "kernel_kinds": analyze.kernel_kinds(job).to_pylist(),
         "kernels": top_per_rank(analyze.kernels(job), top),
@@ -68,9 +70,10 @@ def analysis(job: Job, window: str = "all", top: int = 50) -> dict[str, Any]:
     return finite
 
 
-def _idle_by_rank_and_step(job: Job) -> dict[tuple[int, int], dict[str, int]]:
+def _idle_by_rank_and_step(job: Job, window: str) -> dict[tuple[int, int], dict[str, int]]:
     found: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
-    for row in analyze.idle_causes(job).to_pylist():
+    table = analyze.idle_causes(job, window=window)  # type: ignore[arg-type]
+    for row in table.to_pylist():
         found[row["rank"], row["step"]][row["cause"]] = row["idle_ns"]
     return found
 
