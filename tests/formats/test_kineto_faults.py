@@ -502,6 +502,7 @@ def test_members_of_any_type(tmp_path: Path, member: str, value: Any, decoder: s
         ("number.json", b"42", "not JSON"),
         ("chakra.et", b"\x0a\x08", "not JSON"),
         ("open.json", b'{"traceEvents"', "no traceEvents"),
+        ("lines.json", b'{"two\\nlines\n": 1, "b": 2}', "no traceEvents"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -1,7 +1,8 @@
-"""Operators: call tree, self time, and the device work launched under each."""
+"""Operators: who called whom, self time, and the device work launched under each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,42 +14,73 @@ from foretrace.trace import Category, Job, Timeline
 if TYPE_CHECKING:
     import pyarrow as pa
 
+ROUNDING_NS = 1000  # an overlap of at most this much with the event before is a rounded end, not a call
 
-def parents(timeline: Timeline, rows: NDArray[np.integer]) -> NDArray[np.int64]:
+_Rows = NDArray[np.int64]
+
+
+def parents(timeline: Timeline, rows: NDArray[np.integer]) -> _Rows:
     """The innermost of the given events that encloses each of them on its thread; -1 at the top.
 
-    Profilers round: a child may outlast its parent a little, so an event belongs to the innermost one that is
-    still running when it starts. Of events that start together the longer one is the parent; of equal ones the
-    earlier in the file.
+    Of events that start together the longer one is the parent; of equal ones the earlier in the file. Events that
+    cross (neither encloses the other) do occur: the later one belongs to the innermost event that is still running
+    when it starts, unless they share no more than 1 us and half of the later one, which is rounding.
 
     Returns:
         rows of ``timeline.events``, shape ``(len(rows),)``.
     """
     rows = np.asarray(rows, np.int64)
-    start, end, lane = timeline.start_ns[rows], timeline.end_ns[rows], timeline.events["lane"][rows]
-    order = np.lexsort((rows, -end, start, lane))
-    found = np.full(len(rows), -1, np.int64)
-    # Find the parent level by level: among those of one depth, an event follows its predecessor's chain upward
-    # until it meets one that is still running. Each round settles all events at once.
-    candidate = np.concatenate(([-1], np.arange(len(rows) - 1))) if len(rows) else np.empty(0, np.int64)
-    s, e, lanes = start[order], end[order], lane[order]
-    parent = np.full(len(rows), -1, np.int64)
-    open_ = np.arange(len(rows))
-    while len(open_):
-        above = candidate[open_]
-        running = above >= 0
-        running &= lanes[above] == lanes[open_]
-        encloses = running & (e[above] > s[open_])
-        # Events without length at the border of their parent's start belong to it, too.
-        encloses |= running & (e[above] >= s[open_]) & (s[above] == s[open_])
-        parent[open_[encloses]] = above[encloses]
-        again = running & ~encloses
-        # One step up: to the parent of the candidate where that is settled, else to its candidate.
-        settled = parent[above]
-        candidate[open_[again]] = np.where(settled >= 0, settled, candidate[above])[again]
-        open_ = open_[again]
-    found[order] = np.where(parent >= 0, rows[order][np.maximum(parent, 0)], -1)
-    return found
+    start, lane = timeline.start_ns[rows], timeline.events["lane"][rows]
+    end = np.maximum(timeline.end_ns[rows], start + 1)  # an event without length lasts for its instant
+    order = np.lexsort((rows, -timeline.end_ns[rows], start, lane))
+    borders = np.flatnonzero(np.diff(lane[order])) + 1
+    above = np.full(len(rows), -1, np.int64)  # positions within ``order``
+    for part in np.split(np.arange(len(rows)), borders) if len(rows) else []:
+        found = _parents_of_thread(start[order[part]], end[order[part]])
+        above[part] = np.where(found >= 0, found + part[0], -1)
+    result = np.full(len(rows), -1, np.int64)
+    result[order] = np.where(above >= 0, rows[order[above]], -1)
+    return result
+
+
+def _parents_of_thread(start: _Rows, end: _Rows) -> _Rows:
+    """Positions of the parents of one thread's events, which are sorted by start and descending end.
+
+    The depth of an event is the number of earlier ones that still run when it starts; where all are nested, its
+    parent is the last event before it that is one less deep.
+    """
+    count = len(start)
+    at = np.arange(count)
+    depth = at - np.searchsorted(np.sort(end), start, side="right")
+    deepest = int(depth.max(initial=0))
+    by_depth = np.argsort(depth.astype(np.int16) if deepest < 2**15 else depth, kind="stable")
+    key = depth[by_depth] * count + by_depth
+    before = by_depth[np.searchsorted(key, (depth - 1) * count + at) - 1]
+    is_inner = depth > 0
+    if np.any(is_inner & ((end[before] < end) | (depth[before] != depth - 1))):
+        return _parents_among_crossing(start, end)
+    return np.where(is_inner, before, -1)
+
+
+def _parents_among_crossing(start: _Rows, end: _Rows) -> _Rows:
+    """The same for events that are not all nested.
+
+    Each event asks its predecessor; one that does not enclose it passes it on to whatever it was itself passed on to.
+    Whoever does not enclose the predecessor does not enclose the event, so a round settles all events at once and
+    their number is logarithmic for siblings.
+    """
+    candidate = np.arange(len(start)) - 1
+    parent = np.full(len(start), -1, np.int64)
+    rounding = np.minimum((end - start) // 2, ROUNDING_NS)
+    asking = np.flatnonzero(candidate >= 0)
+    while len(asking):
+        above = candidate[asking]
+        encloses = (end[above] >= end[asking]) | (end[above] - start[asking] > rounding[asking])
+        parent[asking[encloses]] = above[encloses]
+        asking, above = asking[~encloses], above[~encloses]
+        candidate[asking] = np.where(parent[above] >= 0, parent[above], candidate[above])
+        asking = asking[candidate[asking] >= 0]
+    return parent
 
 
 def operator_rows(timeline: Timeline) -> NDArray[np.intp]:
@@ -61,79 +93,140 @@ def operator_rows(timeline: Timeline) -> NDArray[np.intp]:
     return rows[~np.isin(names, steps)]
 
 
-def operators(job: Job | Timeline, by_shape: bool = False) -> pa.Table:
+def operators(job: Job | Timeline, by_shape: bool = False, python: bool = False) -> pa.Table:
     """Operators by name (and input shapes and types), by self time, longest first within each rank.
 
+    Args:
+        job: what to look at.
+        by_shape: keep calls with different input shapes or types apart.
+        python: take Python functions, where recorded, for operators, too. They then own the time between operators
+            and the device work that no operator launched.
+
     Columns: rank, name, input_shapes and input_types (``by_shape`` only; JSON text), count, total_ns (children
-    included), self_ns (without operators called by it; never negative), device_ns (device work that it launched
-    itself), outlasting (children that end after it, by rounding; their time is clipped).
+    included), self_ns (without operators called by it, but with its runtime calls; never negative), device_ns
+    (device work that it launched itself, not through a child), outlasting (children that end after it).
     """
     rows: list[tuple[Any, ...]] = []
     for timeline in timelines_of(job):
-        rows += _of_timeline(timeline, by_shape)
+        rows += _of_timeline(timeline, by_shape, python)
     shape = {"input_shapes": TEXT, "input_types": TEXT} if by_shape else {}
     times = dict.fromkeys(("count", "total_ns", "self_ns", "device_ns", "outlasting"), INT)
     return table_of({"rank": INT, "name": TEXT, **shape, **times}, rows)
 
 
-def _of_timeline(timeline: Timeline, by_shape: bool) -> list[tuple[Any, ...]]:
+def self_times(timeline: Timeline, rows: _Rows, parent: _Rows) -> tuple[_Rows, _Rows]:
+    """Time of each event in which no event that began later runs on its thread, and its number of outlasting children.
+
+    What outlasts its parent is taken from the parent up to the parent's end, and from there on from the parent's
+    parent. Over a thread the self times add up to the time in which any of the events runs.
+
+    Args:
+        timeline: where the events are.
+        rows: rows of ``timeline.events``.
+        parent: `parents` of these, -1 for none.
+
+    Returns:
+        int64 ns and int64, shape ``(len(rows),)``; the time is never negative.
+    """
+    taken, outlasting = np.zeros(timeline.num_events, np.int64), np.zeros(timeline.num_events, np.int64)
+    parent_of = np.full(timeline.num_events, -1, np.int64)
+    parent_of[rows] = parent
+    has_parent = parent >= 0
+    begin, end, above = timeline.start_ns[rows[has_parent]], timeline.end_ns[rows[has_parent]], parent[has_parent]
+    np.add.at(outlasting, above[end > timeline.end_ns[above]], 1)
+    while len(above):  # a round for each level that the longest overhang reaches; mostly one
+        until = np.minimum(end, timeline.end_ns[above])
+        np.add.at(taken, above, np.maximum(until - begin, 0))
+        begin, above = np.maximum(begin, until), parent_of[above]
+        left = (end > begin) & (above >= 0)
+        begin, end, above = begin[left], end[left], above[left]
+    return np.maximum(timeline.duration_ns[rows] - taken[rows], 0), outlasting[rows]
+
+
+def _of_timeline(timeline: Timeline, by_shape: bool, python: bool) -> list[tuple[Any, ...]]:
     rows = operator_rows(timeline).astype(np.int64)
+    if python:
+        rows = np.sort(np.concatenate((rows, timeline.rows(Category.PYTHON).astype(np.int64))))
     if not len(rows):
         return []
-    parent = parents(timeline, rows)
-    has_parent = parent >= 0
-    child_ns, outlasting = np.zeros(timeline.num_events, np.int64), np.zeros(timeline.num_events, np.int64)
-    clipped = np.minimum(timeline.end_ns[rows], timeline.end_ns[parent]) - timeline.start_ns[rows]
-    np.add.at(child_ns, parent[has_parent], np.maximum(clipped, 0)[has_parent])
-    late = has_parent & (timeline.end_ns[rows] > timeline.end_ns[parent])
-    np.add.at(outlasting, parent[late], 1)
-    device_ns = np.zeros(timeline.num_events, np.int64)
     device = timeline.device_rows
-    launcher = _launching_operator(timeline, device, rows)
+    parent, launcher = _calls(timeline, rows, device)
+    self_ns, outlasting = self_times(timeline, rows, parent)
+    device_ns = np.zeros(timeline.num_events, np.int64)
     np.add.at(device_ns, launcher[launcher >= 0], timeline.duration_ns[device[launcher >= 0]])
-    columns = {
-        "count": np.ones(len(rows), np.int64),
-        "total_ns": timeline.duration_ns[rows],
-        "self_ns": np.maximum(timeline.duration_ns[rows] - child_ns[rows], 0),
-        "device_ns": device_ns[rows],
-        "outlasting": outlasting[rows],
-    }
     keys = _keys(timeline, rows, by_shape)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    sums = []
-    for column in columns.values():
-        total = np.zeros(len(distinct), np.int64)
-        np.add.at(total, inverse, column)
+    first, group, count = _groups(keys)
+    sums = [count]
+    for column in (timeline.duration_ns[rows], self_ns, device_ns[rows], outlasting):
+        total = np.zeros(len(first), np.int64)
+        np.add.at(total, group, column)
         sums.append(total)
-    texts = [timeline.strings.lookup(distinct[:, at]) for at in range(distinct.shape[1])]
-    found = list(zip([timeline.rank] * len(distinct), *texts, *(total.tolist() for total in sums), strict=True))
-    return sorted(found, key=lambda row: -row[-3])
+    order = np.argsort(-sums[2], kind="stable")
+    texts = [timeline.strings.lookup(key[first[order]]) for key in keys]
+    numbers = [total[order].tolist() for total in sums]
+    return list(zip([timeline.rank] * len(order), *texts, *numbers, strict=True))
 
 
-def _keys(timeline: Timeline, rows: NDArray[np.int64], by_shape: bool) -> NDArray[np.int64]:
+def _keys(timeline: Timeline, rows: _Rows, by_shape: bool) -> list[_Rows]:
+    """String ids by which operators are told apart: name, or name, shapes and types."""
     names = timeline.events["name"][rows].astype(np.int64)
-    if not by_shape or not timeline.operators.num_rows:
-        return np.stack([names] + [np.full(len(rows), -1)] * (2 if by_shape else 0), axis=1)
-    at = np.full(timeline.num_events, -1, np.int64)
-    at[timeline.operators["event"]] = np.arange(timeline.operators.num_rows)
-    detail = at[rows]
-    shapes = [np.where(detail >= 0, timeline.operators[c][detail], -1) for c in ("input_shapes", "input_types")]
-    return np.stack([names, *shapes], axis=1)
+    if not by_shape:
+        return [names]
+    table = timeline.operators
+    keys = [names]
+    for column in ("input_shapes", "input_types"):
+        ids = np.full(timeline.num_events, -1, np.int64)
+        if table.num_rows:
+            ids[table["event"]] = table[column]
+        keys.append(ids[rows])
+    return keys
 
 
-def _launching_operator(timeline: Timeline, device: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The innermost operator around the launch of each device event, -1 if there is none."""
+def _groups(keys: Sequence[_Rows]) -> tuple[_Rows, _Rows, _Rows]:
+    """Rows with equal keys: the first row of each group, the group of each row, the size of each group."""
+    code = keys[0]
+    for key in keys[1:]:
+        _, code = np.unique(code, return_inverse=True)
+        code = code.reshape(-1) * (key.max(initial=-1) + 2) + key + 1
+    _, first, group, count = np.unique(code, return_index=True, return_inverse=True, return_counts=True)
+    return first, group.reshape(-1), count
+
+
+def _calls(timeline: Timeline, rows: _Rows, device: NDArray[np.intp]) -> tuple[_Rows, _Rows]:
+    """For each operator its parent, for each device event the operator that launched it; -1 for none.
+
+    The launching operator is the innermost one around the launch call. Device work without such a call goes to the
+    operator with the same external id, if external ids mean that in this trace.
+    """
     launch = timeline.launch_row[device]
     both = np.concatenate((rows, np.unique(launch[launch >= 0])))
-    above = np.full(timeline.num_events, -1, np.int64)
+    above = np.full(timeline.num_events + 1, -1, np.int64)  # the last one answers for -1
     above[both] = parents(timeline, both)
-    found = np.where(launch >= 0, above[launch], -1)
     is_operator = np.zeros(timeline.num_events + 1, np.bool_)
     is_operator[rows] = True
-    for _ in range(8):  # a launch inside another runtime call: go up to the operator
-        nested = (found >= 0) & ~is_operator[found]
-        if not nested.any():
-            break
-        found[nested] = above[found[nested]]
-    return np.where(is_operator[found], found, -1)
+    is_operator[-1] = True
+    parent, launcher = above[rows], np.where(launch >= 0, above[launch], -1)
+    for found in (parent, launcher):  # out of a runtime call: up to the operator
+        while len(nested := np.flatnonzero(~is_operator[found])):
+            found[nested] = above[found[nested]]
+    return parent, _with_external_ids(timeline, rows, device, launcher)
+
+
+def _with_external_ids(timeline: Timeline, rows: _Rows, device: NDArray[np.intp], launcher: _Rows) -> _Rows:
+    """``launcher``, and where it is unknown the only operator with the external id of the device event.
+
+    Profilers of 2022 number operators and launches apart, so ids are believed only where they say the same as the
+    launch calls do for most of the work that has both.
+    """
+    wanted = timeline.events["external_id"][device]
+    missing = (launcher < 0) & (wanted > 0)
+    if not missing.any():
+        return launcher
+    ids = timeline.events["external_id"][rows]
+    distinct, first, count = np.unique(ids, return_index=True, return_counts=True)
+    at = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
+    named = np.where((distinct[at] == wanted) & (wanted > 0) & (count[at] == 1), rows[first[at]], -1)
+    checkable = (launcher >= 0) & (wanted > 0) & (timeline.events["external_id"][launcher] > 0)
+    if 2 * np.count_nonzero(named[checkable] == launcher[checkable]) < np.count_nonzero(checkable):
+        return launcher
+    return np.where(missing, named, launcher)

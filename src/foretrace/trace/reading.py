@@ -11,7 +11,9 @@ class FormatError(ValueError):
     """A file that cannot be read. The message is one line: the file, the place, and what to do about it."""
 
     def __init__(self, path: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{path}: {problem}; {remedy}")
+        message = f"{path}: {problem}; {remedy}"
+        # Text out of a damaged file may hold anything; the message stays one printable line.
+        super().__init__("".join(c if c.isprintable() else ascii(c)[1:-1] for c in message))
         self.path = path
         self.problem = problem
         self.remedy = remedy
