@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretrace import analyze
-from foretrace.analyze.communication import dtype_bytes
+from foretrace.trace.communication import dtype_bytes
 from tests.analyze.test_collectives import ALL_REDUCE, job_of, rows
 from tests.formats.builder import Event, call, kernel, op
 

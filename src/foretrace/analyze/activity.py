@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.analyze.intervals import Intervals
-from foretrace.analyze.steps import profiler_steps
 from foretrace.trace import Category, Timeline
 from foretrace.trace.classify import KernelKind
+from foretrace.trace.communication import host_communication
+from foretrace.trace.steps import profiler_steps
 
 Window = Literal["all", "launched", "hta"]
 Memsets = Literal["memory", "compute"]
@@ -97,16 +98,6 @@ def _of(
         end_ns=int(end.max()) if len(rows) else 0,
         on_device=on_device,
     )
-
-
-def host_communication(timeline: Timeline) -> NDArray[np.bool_]:
-    """Which host events are collectives by their name (``gloo:all_reduce``, ``c10d::allreduce_``), shape ``(n,)``."""
-    candidates = np.isin(timeline.category, (Category.OPERATOR, Category.ANNOTATION))
-    names, inverse = np.unique(timeline.events["name"], return_inverse=True)
-    texts = timeline.strings.lookup(names)
-    is_collective = np.array([timeline.classifier.is_communication(text) for text in texts], np.bool_)
-    found: NDArray[np.bool_] = candidates & is_collective[inverse] if len(names) else candidates
-    return found
 
 
 def _of_host(timeline: Timeline) -> Activity:

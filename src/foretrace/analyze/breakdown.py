@@ -8,9 +8,9 @@ import numpy as np
 
 from foretrace.analyze.activity import Activity, Memsets, Window, activity
 from foretrace.analyze.intervals import Times
-from foretrace.analyze.steps import device_steps
 from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of, timelines_of
 from foretrace.trace import Job, Timeline
+from foretrace.trace.steps import device_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analyze.collectives import groups
 from foretrace.analyze.tables import INT, TEXT, table_of
 from foretrace.trace import Job
+from foretrace.trace.matching import groups
 
 if TYPE_CHECKING:
     import pyarrow as pa

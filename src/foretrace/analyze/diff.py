@@ -11,9 +11,9 @@ from foretrace.analyze.breakdown import PARTS, breakdown, breakdown_by_step
 from foretrace.analyze.idle import idle_causes
 from foretrace.analyze.kernels import kernels
 from foretrace.analyze.operators import operators
-from foretrace.analyze.steps import profiler_steps
 from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of
 from foretrace.trace import Category, Job
+from foretrace.trace.steps import profiler_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from foretrace.analyze.activity import Activity, Window, activity, window_rows
 from foretrace.analyze.intervals import Intervals, Times
 from foretrace.analyze.launch import Launches, launches_of
-from foretrace.analyze.steps import device_steps
 from foretrace.analyze.tables import INT, TEXT, table_of, timelines_of
 from foretrace.trace import Job, Timeline
+from foretrace.trace.steps import device_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from foretrace.analyze.tables import INT, TEXT, table_of, timelines_of
 from foretrace.trace import Category, Job, Timeline
+from foretrace.trace.steps import operator_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,16 +82,6 @@ def _parents_among_crossing(start: _Rows, end: _Rows) -> _Rows:
         candidate[asking] = np.where(parent[above] >= 0, parent[above], candidate[above])
         asking = asking[candidate[asking] >= 0]
     return parent
-
-
-def operator_rows(timeline: Timeline) -> NDArray[np.intp]:
-    """Rows of operators, without steps that traces of 2021 record as operators."""
-    rows = timeline.rows(Category.OPERATOR)
-    names = timeline.events["name"][rows]
-    distinct = np.unique(names)
-    texts = timeline.strings.lookup(distinct)
-    steps = [i for i, text in zip(distinct.tolist(), texts, strict=True) if text.startswith("ProfilerStep")]
-    return rows[~np.isin(names, steps)]
 
 
 def operators(job: Job | Timeline, by_shape: bool = False, python: bool = False) -> pa.Table:

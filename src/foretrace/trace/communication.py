@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.analyze.activity import host_communication
-from foretrace.trace import Category, Timeline
 from foretrace.trace.classify import CollectiveKind
+from foretrace.trace.timeline import Category, Timeline
 
 DTYPE_BYTES = {
     **dict.fromkeys(("double", "float64", "long", "int64", "uint64", "long int"), 8),
@@ -109,6 +108,16 @@ def communication_of(timeline: Timeline) -> Communication:
         ranks=[d.ranks for d in found],
         group_size=np.fromiter((d.group_size for d in found), np.int64, len(found)),
     )
+
+
+def host_communication(timeline: Timeline) -> NDArray[np.bool_]:
+    """Which host events are collectives by their name (``gloo:all_reduce``, ``c10d::allreduce_``), shape ``(n,)``."""
+    candidates = np.isin(timeline.category, (Category.OPERATOR, Category.ANNOTATION))
+    names, inverse = np.unique(timeline.events["name"], return_inverse=True)
+    texts = timeline.strings.lookup(names)
+    is_collective = np.array([timeline.classifier.is_communication(text) for text in texts], np.bool_)
+    found: NDArray[np.bool_] = candidates & is_collective[inverse] if len(names) else candidates
+    return found
 
 
 def _host_rows(timeline: Timeline) -> NDArray[np.intp]:
