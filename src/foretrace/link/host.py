@@ -1,0 +1,128 @@
+"""Host threads as tasks: the parts of each event in which none that began later runs, and the gaps between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from foretrace.link.blocking import Blocking
+from foretrace.link.device import Ints, is_named
+from foretrace.trace import Category, LaneKind, Timeline
+from foretrace.trace.steps import operator_rows
+
+PLAIN, ISSUE, RETURN, GAP, START = 0, 1, 2, 3, 4
+_POLLING = ("eventquery", "streamquery")
+
+
+@dataclass
+class HostSlices:
+    """Slices of all host threads, by thread and time; shape ``(n,)``.
+
+    Attributes:
+        event: row of the timeline, -1 for gaps.
+        lane, start_ns, end_ns: where and when.
+        part: PLAIN (of an operator or call), ISSUE and RETURN (of a call that is split), GAP, or START (the gap
+            before a thread's first event). Between ISSUE and RETURN of a call that was waiting is a hole.
+    """
+
+    event: Ints
+    lane: Ints
+    start_ns: Ints
+    end_ns: Ints
+    part: NDArray[np.int8]
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+    def lanes(self) -> list[tuple[int, slice]]:
+        """Every thread with its rows."""
+        ids, first = np.unique(self.lane, return_index=True)
+        stops = [*first[1:].tolist(), len(self)]
+        return [(int(lane), slice(int(b), e)) for lane, b, e in zip(ids, first, stops, strict=True)]
+
+
+def host_slices(timeline: Timeline, blocking: Blocking, begin_ns: int) -> HostSlices:
+    """Cut the host's operators and runtime calls into slices.
+
+    Calls that poll (``cudaEventQuery``) differ from step to step and are taken as work of whatever encloses them.
+
+    Args:
+        timeline: where the events are.
+        blocking: which calls are split, and where.
+        begin_ns: the beginning of the graph.
+    """
+    rows = np.concatenate((operator_rows(timeline), timeline.rows(Category.RUNTIME))).astype(np.int64)
+    rows = rows[timeline.lane_kinds[timeline.events["lane"][rows]] == LaneKind.HOST_THREAD]
+    is_poll = is_named(timeline, rows, *_POLLING) & (timeline.category[rows] == Category.RUNTIME)
+    rows = rows[~is_poll]
+    start, end, lane = timeline.start_ns[rows], timeline.end_ns[rows], timeline.events["lane"][rows]
+    # Sorting by one number is several times faster than by three; lengths beyond a second are all alike here.
+    order = _by_lane_and_start(lane, start, end, rows)
+    rows = rows[order]
+    parts = _cut(
+        lane[order].astype(np.int64),
+        start[order],
+        end[order],
+        blocking.issue_end_ns[rows],
+        blocking.resume_ns[rows],
+        begin_ns,
+    )
+    event, first, last, part, of_lane = parts
+    return HostSlices(np.where(event >= 0, rows[event], -1), of_lane, first, last, part)
+
+
+def _by_lane_and_start(lane: Ints, start: Ints, end: Ints, rows: Ints) -> NDArray[np.intp]:
+    """Order by lane, start, descending end, then file order."""
+    return np.lexsort((rows, -end, start, lane))
+
+
+@njit(cache=True, nogil=True)
+def _cut(
+    lane: Ints, start: Ints, end: Ints, issue_end: Ints, resume: Ints, begin_ns: int
+) -> tuple[Ints, Ints, Ints, NDArray[np.int8], Ints]:
+    """Slices of events sorted by lane, start and descending end: event index (-1: gap), start, end, part, lane."""
+    count = len(lane)
+    limit = 5 * count + 8
+    event, first, last = np.empty(limit, np.int64), np.empty(limit, np.int64), np.empty(limit, np.int64)
+    part, of_lane = np.empty(limit, np.int8), np.empty(limit, np.int64)
+    stack = np.empty(count + 1, np.int64)
+    size, depth, at = 0, 0, 0
+    here = np.int64(begin_ns)
+    for index in range(count + 1):
+        is_new = index == count or (index > 0 and lane[index] != lane[index - 1])
+        # Whatever ends before this event begins.
+        while depth > 0 and (is_new or end[stack[depth - 1]] <= start[index]):
+            top = stack[depth - 1]
+            depth -= 1
+            is_split = issue_end[top] >= 0
+            if end[top] > here or is_split:
+                event[size], first[size], last[size] = top, here, max(end[top], here)
+                part[size], of_lane[size] = RETURN if is_split else PLAIN, lane[top]
+                here = last[size]
+                size += 1
+        if index == count:
+            break
+        if is_new or index == 0:
+            here = np.int64(begin_ns)
+            at = START
+        if start[index] > here or at == START:
+            if depth > 0:
+                event[size], part[size] = stack[depth - 1], PLAIN
+            else:
+                event[size], part[size] = -1, at
+            first[size], last[size], of_lane[size] = here, max(start[index], here), lane[index]
+            here = last[size]
+            size += 1
+        at = GAP
+        if issue_end[index] >= 0:
+            until = max(here, issue_end[index])
+            event[size], first[size], last[size] = index, here, until
+            part[size], of_lane[size] = ISSUE, lane[index]
+            size += 1
+            here = max(until, min(resume[index], end[index]))
+        stack[depth] = index
+        depth += 1
+    return event[:size], first[:size], last[:size], part[:size], of_lane[:size]

@@ -1,0 +1,329 @@
+"""The tasks and edges of one rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.link.blocking import Blocking, blocking_calls
+from foretrace.link.device import LONG_AGO, NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, device_work
+from foretrace.link.handoffs import Handoffs, handoffs, launching_lanes, slice_steps
+from foretrace.link.host import GAP, ISSUE, RETURN, START, HostSlices, host_slices
+from foretrace.link.waits import Waits, event_waits, ready_with
+from foretrace.trace import Category, EdgeKind, StringTable, TaskKind, Timeline
+from foretrace.trace.steps import profiler_steps
+
+OCCUPANCY = 0.3
+_BY_TIME = 0.8  # which stream a synchronizing call waited for, told by when work ended
+_QUEUE = 0.8
+_LAST_PART = 0.5  # of a kernel, in which another one may find room
+
+
+@dataclass
+class RankPart:
+    """Tasks and edges of one rank, as columns; ids count from 0 within the rank. See `ExecutionGraph`."""
+
+    timeline: Timeline
+    tasks: dict[str, NDArray[Any]]
+    edges: dict[str, NDArray[Any]]
+    waits: dict[str, NDArray[Any]]
+    launched: dict[str, NDArray[Any]]
+    arrival: Ints  # task at which the rank is ready for each collective
+    transfer: Ints  # task of each collective's transfer
+    collective_event: Ints  # event row of each
+    notes: Counter[str] = field(default_factory=Counter)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -> RankPart:
+    """Link one timeline.
+
+    Args:
+        timeline: what to link.
+        begin_ns: the beginning of the graph, not after the first event.
+        leave_out: index of a step from which nothing is inferred: its inferred edges come from the other steps.
+    """
+    work = device_work(timeline)
+    blocking = blocking_calls(work)
+    slices = host_slices(timeline, blocking, begin_ns)
+    steps = profiler_steps(timeline)
+    slice_step = slice_steps(steps.host_start_ns, steps.host_end_ns, slices.start_ns)
+    launching = launching_lanes(slices, work.thread)
+    found = handoffs(timeline, slices, launching, slice_step, leave_out)
+    waits = event_waits(work, leave_out)
+    device = _DeviceTasks(work, waits, begin_ns, leave_out, first_id=len(slices))
+    host = _host_tasks(timeline, slices, found, blocking, slice_step)
+    part = RankPart(
+        timeline,
+        {name: np.concatenate((host[name], column)) for name, column in device.columns().items()},
+        _edges(slices, found, blocking, device),
+        {},
+        {},
+        device.arrival[work.is_communication],
+        device.main[work.is_communication],
+        work.event[work.is_communication],
+    )
+    issue = _slice_of(slices, ISSUE, timeline.num_events)
+    resume = _slice_of(slices, RETURN, timeline.num_events)
+    part.waits = {"task": resume[blocking.wait_call], "issue": issue[blocking.wait_call], "lane": blocking.wait_lane}
+    known = work.has_call & (issue[work.call] >= 0)
+    part.launched = {
+        "issue": issue[work.call[known]],
+        "work": device.last[known],
+        "lane": work.lane[known],
+        "position": work.position[known],
+    }
+    _take_note(part, work, blocking, slices, found, waits, device)
+    return part
+
+
+def _slice_of(slices: HostSlices, part: int, events: int) -> Ints:
+    """The slice of the given part for each event, -1 where it has none."""
+    found = np.full(events + 1, -1, np.int64)
+    rows = np.flatnonzero(slices.part == part)
+    found[slices.event[rows]] = rows
+    return found
+
+
+def _host_tasks(
+    timeline: Timeline, slices: HostSlices, found: Handoffs, blocking: Blocking, step: Ints
+) -> dict[str, NDArray[Any]]:
+    """One task a slice; a gap that another thread explains keeps what is left after that thread."""
+    is_event = slices.event >= 0
+    is_call = is_event & (timeline.category[slices.event] == Category.RUNTIME)
+    kind = np.where(is_call, TaskKind.RUNTIME, TaskKind.OPERATOR)
+    kind[slices.part == GAP] = TaskKind.HOST_GAP
+    kind[slices.part == START] = TaskKind.START
+    unexplained = is_event & (slices.part == RETURN) & blocking.is_unexplained[slices.event]
+    kind[unexplained] = TaskKind.BLOCKED
+    kind[found.gap] = TaskKind.HANDOFF
+    start = slices.start_ns.copy()
+    start[found.gap] = np.maximum(slices.end_ns[found.source], start[found.gap])
+    name = np.where(is_event, timeline.events["name"][slices.event], -1)
+    return {
+        "kind": kind,
+        "name": name,
+        "duration_ns": slices.end_ns - start,
+        "lane": slices.lane,
+        "event": slices.event,
+        "step": step,
+        "measured_start_ns": start,
+        "measured_end_ns": slices.end_ns,
+    }
+
+
+class _DeviceTasks:
+    """Tasks of device work: a delay before it where one is needed, an arrival for collectives, and the work itself,
+    in pieces where other work starts in the middle of it.
+
+    ``first``, ``arrival``, ``main`` and ``last`` are task ids, shape ``(n,)``; ``arrival`` is -1 for other work.
+    """
+
+    def __init__(self, work: DeviceWork, waits: Waits, begin_ns: int, leave_out: int | None, first_id: int) -> None:
+        self.work, self.waits = work, waits
+        self.delay_kind, self.delay_ns = np.full(len(work), -1, np.int64), np.zeros(len(work), np.int64)
+        self.overlaps = (work.previous >= 0) & (work.previous_end_ns > work.start_ns + ROUNDING_NS)
+        self.ready = np.minimum(np.maximum(ready_with(work, waits), begin_ns), np.iinfo(np.int64).max)
+        occupied = self._explain(leave_out)
+        self._cut(occupied)
+        self._number(first_id)
+
+    def _explain(self, leave_out: int | None) -> Ints:
+        """Name what is later than its causes; gives the work whose tail each one waited for, -1 for none."""
+        work = self.work
+        late = (work.start_ns - self.ready > NOISE_NS) & ~self.overlaps
+        kind = np.full(len(work), -1, np.int64)
+        kind[late] = TaskKind.UNEXPLAINED
+        kind[late & work.in_graph] = TaskKind.UNRECORDED_GRAPH_WORK
+        kind[late & ~work.has_call] = TaskKind.BEFORE_TRACE
+        occupied = np.full(len(work), -1, np.int64)
+        if leave_out is not None:
+            kind[(work.step == leave_out) & (kind == TaskKind.UNEXPLAINED)] = -1
+        rows = np.flatnonzero(kind == TaskKind.UNEXPLAINED)
+        occupied[rows] = _occupiers(work, rows)
+        kind[occupied >= 0] = -1
+        self.delay_kind = kind
+        self.delay_ns = np.where(kind >= 0, work.start_ns - self.ready, 0)
+        return occupied
+
+    def _cut(self, occupied: Ints) -> None:
+        """Where work is cut: at the start of what overlaps it on its stream, and of what waits for its tail."""
+        work = self.work
+        overlapping, waiting = np.flatnonzero(self.overlaps), np.flatnonzero(occupied >= 0)
+        row = np.concatenate((work.previous[overlapping], occupied[waiting]))
+        cause = np.concatenate((overlapping, waiting))
+        kind = np.repeat([EdgeKind.ORDER, EdgeKind.OCCUPANCY], [len(overlapping), len(waiting)])
+        at = np.clip(work.start_ns[cause], work.start_ns[row], work.end_ns[row])
+        order = np.lexsort((at, row))
+        self.cut_row, self.cut_cause, self.cut_kind = row[order], cause[order], kind[order]
+        self.cut_ns = at[order]
+
+    def _number(self, first_id: int) -> None:
+        work = self.work
+        self.cuts = np.bincount(self.cut_row, minlength=len(work))
+        has_delay, has_arrival = self.delay_kind >= 0, work.is_communication
+        count = has_delay.astype(np.int64) + has_arrival + 1 + self.cuts
+        begins = first_id + np.concatenate(([0], np.cumsum(count)))
+        self.first, self.last = begins[:-1], begins[1:] - 1
+        self.main = self.first + has_delay + has_arrival
+        self.arrival = np.where(has_arrival, self.main - 1, -1)
+        self.first_id, self.total = first_id, int(count.sum())
+        ordinal = np.arange(len(self.cut_row)) - np.searchsorted(self.cut_row, self.cut_row)
+        self.cut_head = self.main[self.cut_row] + ordinal
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The tasks' columns."""
+        work, timeline = self.work, self.work.timeline
+        row = np.repeat(np.arange(len(work)), self.last - self.first + 1)
+        task = np.arange(self.first_id, self.first_id + self.total)
+        category = timeline.category[work.event]
+        kind = np.full(len(work), TaskKind.KERNEL, np.int64)
+        kind[category == Category.MEMCPY], kind[category == Category.MEMSET] = TaskKind.MEMCPY, TaskKind.MEMSET
+        kind[work.is_communication] = TaskKind.COLLECTIVE_ALONE
+        kind = kind[row]
+        start, end = work.start_ns[row], work.end_ns[row]
+        is_delay, is_arrival = task < self.first[row] + (self.delay_kind >= 0)[row], task == self.arrival[row]
+        kind[is_delay], kind[is_arrival] = self.delay_kind[row[is_delay]], TaskKind.ARRIVAL
+        start[is_delay], end[is_delay] = self.ready[row[is_delay]], work.start_ns[row[is_delay]]
+        end[is_arrival] = start[is_arrival]
+        head = self.cut_head - self.first_id
+        end[head], start[head + 1] = self.cut_ns, self.cut_ns
+        return {
+            "kind": kind,
+            "name": timeline.events["name"][work.event][row],
+            "duration_ns": end - start,
+            "lane": work.lane[row],
+            "event": work.event[row],
+            "step": work.step[row],
+            "measured_start_ns": start,
+            "measured_end_ns": end,
+        }
+
+
+def _occupiers(work: DeviceWork, rows: Ints) -> Ints:
+    """For late work a kernel of another stream of its device in whose later part it starts, -1 for none.
+
+    Its multiprocessors become free one by one while a big kernel ends, and work of other streams starts there. Of
+    several such kernels it is the one that ends first.
+    """
+    start = work.start_ns[rows]
+    devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)
+    best, best_end = np.full(len(rows), -1, np.int64), np.full(len(rows), np.iinfo(np.int64).max)
+    is_kernel = work.timeline.category[work.event] == Category.KERNEL
+    for lane, part in work.lanes():
+        at = np.searchsorted(work.start_ns[part], start, side="left") - 1
+        source = part.start + np.maximum(at, 0)
+        end = work.end_ns[source]
+        ok = (at >= 0) & (work.lane[rows] != lane) & (devices[work.lane[rows]] == devices[lane])
+        ok &= is_kernel[source] & ~work.is_communication[source] & (end > start) & (end < best_end)
+        ok &= end - start <= _LAST_PART * (end - work.start_ns[source])
+        best[ok], best_end[ok] = source[ok], end[ok]
+    return best
+
+
+def _edges(slices: HostSlices, found: Handoffs, blocking: Blocking, device: _DeviceTasks) -> dict[str, NDArray[Any]]:
+    """All edges of a rank."""
+    work, events = device.work, device.work.timeline.num_events
+    issue, resume = _slice_of(slices, ISSUE, events), _slice_of(slices, RETURN, events)
+    parts: list[tuple[Any, Any, Any, EdgeKind | Ints, Any]] = []
+    following = np.flatnonzero(slices.lane[1:] == slices.lane[:-1])
+    parts.append((following, following + 1, 0, EdgeKind.ORDER, 1.0))
+    parts.append((found.source, found.gap, 0, EdgeKind.HANDOFF, found.confidence))
+    # Device work: its own pieces one after the other, and after what precedes it on its stream.
+    pieces = np.arange(device.first_id, device.first_id + device.total)
+    inner = pieces[~np.isin(pieces, device.last)]
+    parts.append((inner, inner + 1, 0, EdgeKind.ORDER, 1.0))
+    after = np.flatnonzero((work.previous >= 0) & ~device.overlaps)
+    parts.append((device.last[work.previous[after]], device.first[after], work.gap_ns[after], EdgeKind.ORDER, 1.0))
+    early, late = _outlasting(work)
+    parts.append((device.last[early], device.first[late], work.gap_ns[late], EdgeKind.ORDER, 1.0))
+    heads = device.cut_kind == EdgeKind.OCCUPANCY
+    confidence = np.where(heads, OCCUPANCY, 1.0)
+    parts.append((device.cut_head, device.first[device.cut_cause], 0, device.cut_kind, confidence))
+    launched = np.flatnonzero(work.has_call & (issue[work.call] >= 0))
+    parts.append((issue[work.call[launched]], device.first[launched], work.latency_ns, EdgeKind.LAUNCH, 1.0))
+    waits = device.waits
+    source, target = device.last[waits.source], device.first[waits.target]
+    parts.append((source, target, work.gap_ns[waits.target], EdgeKind.EVENT_WAIT, waits.confidence))
+    sync = np.where(blocking.fixed_recorded, 1.0, _BY_TIME)
+    parts.append((device.last[blocking.fixed_work], resume[blocking.fixed_call], 0, EdgeKind.SYNC, sync))
+    parts.append((device.last[blocking.queue_work], resume[blocking.queue_call], 0, EdgeKind.QUEUE, _QUEUE))
+    return _edge_columns(parts)
+
+
+def _edge_columns(parts: list[tuple[Any, Any, Any, Any, Any]]) -> dict[str, NDArray[Any]]:
+    lengths = [len(part[0]) for part in parts]
+    columns = {}
+    for at, (name, dtype) in enumerate(
+        (
+            ("source", np.int64),
+            ("target", np.int64),
+            ("lag_ns", np.int64),
+            ("kind", np.int8),
+            ("confidence", np.float32),
+        )
+    ):
+        filled = [np.broadcast_to(np.asarray(p[at], dtype), (n,)) for p, n in zip(parts, lengths, strict=True)]
+        columns[name] = np.concatenate(filled)
+    return columns
+
+
+def _outlasting(work: DeviceWork) -> tuple[Ints, Ints]:
+    """Work that outlasts its successor on the stream, and the first work after it has ended."""
+    early, late = [], []
+    for at in np.flatnonzero((work.previous >= 0) & (work.previous_end_ns > work.start_ns + ROUNDING_NS)).tolist():
+        long = int(work.previous[at])
+        end, after = int(work.end_ns[long]), at + 1
+        while after < len(work) and work.lane[after] == work.lane[at] and work.start_ns[after] < end:
+            after += 1
+        if after < len(work) and work.lane[after] == work.lane[at] and end > work.end_ns[at]:
+            early.append(long)
+            late.append(after)
+    return np.array(early, np.int64), np.array(late, np.int64)
+
+
+def _take_note(
+    part: RankPart,
+    work: DeviceWork,
+    blocking: Blocking,
+    slices: HostSlices,
+    found: Handoffs,
+    waits: Waits,
+    device: _DeviceTasks,
+) -> None:
+    """What was found, counted, with its time."""
+    slow: Flags = work.issue_ns > work.call_start_ns
+    counted: dict[str, tuple[int, int]] = {
+        "slow launch call": (int(slow.sum()), int((work.issue_ns - work.call_start_ns)[slow].sum())),
+        "occupancy": _time(device, device.cut_cause[device.cut_kind == EdgeKind.OCCUPANCY]),
+        "unexplained": _delays(device, TaskKind.UNEXPLAINED),
+        "unrecorded graph work": _delays(device, TaskKind.UNRECORDED_GRAPH_WORK),
+        "launched before the trace": _delays(device, TaskKind.BEFORE_TRACE),
+        "work that overlaps the work before it on its stream": (int(device.overlaps.sum()), 0),
+        "blocking call that nothing explains": (int(blocking.is_unexplained.sum()), 0),
+    }
+    for name, (count, time) in counted.items():
+        if count:
+            part.notes[name] += count
+        if time:
+            part.figures[f"{name} ns"] = time
+    if len(work):
+        part.figures["launch latency ns"] = work.latency_ns
+    if blocking.queue_depth:
+        part.figures["launch queue depth"] = blocking.queue_depth
+
+
+def _delays(device: _DeviceTasks, kind: TaskKind) -> tuple[int, int]:
+    mine = device.delay_kind == kind
+    return int(mine.sum()), int(device.delay_ns[mine].sum())
+
+
+def _time(device: _DeviceTasks, rows: Ints) -> tuple[int, int]:
+    return len(rows), int((device.work.start_ns - np.maximum(device.ready, LONG_AGO))[rows].sum())
+
+
+__all__ = ["RankPart", "StringTable", "rank_part"]

@@ -1,0 +1,246 @@
+"""Event waits between streams: taken from the trace where it records them, inferred where it does not.
+
+Two kinds of evidence are combined. Call order: an event is recorded after some work and waited for before other
+work, whatever the times. Timing: work that launch and stream order do not explain starts as work on another stream
+ends. Whatever any step contradicts is dropped, and what is left holds in every step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.link.device import NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, is_named, runtime_rows
+
+RECENT_NS = 15_000  # work that ended this long before a start may have caused it
+BY_CALLS, BY_TIMING, RECORDED = 0.9, 0.7, 1.0
+
+
+@dataclass
+class Waits:
+    """Pairs of device work: ``target`` starts after ``source`` has ended. Indices into the device work."""
+
+    source: Ints
+    target: Ints
+    confidence: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, rows: Flags | Ints) -> Waits:
+        """The given rows."""
+        return Waits(self.source[rows], self.target[rows], self.confidence[rows])
+
+
+def joined(parts: list[Waits]) -> Waits:
+    """All pairs once, each with its highest confidence."""
+    source, target = (
+        np.concatenate([np.empty(0, np.int64), *(getattr(p, n) for p in parts)]) for n in ("source", "target")
+    )
+    confidence = np.concatenate([np.empty(0), *(p.confidence for p in parts)])
+    order = np.lexsort((-confidence, target, source))
+    source, target, confidence = source[order], target[order], confidence[order]
+    first = np.append(True, (source[1:] != source[:-1]) | (target[1:] != target[:-1]))[: len(source)]
+    return Waits(source[first], target[first], confidence[first])
+
+
+class StepMap:
+    """Finds the same work in other steps: by stream, place among the step's work on it, and name."""
+
+    def __init__(self, work: DeviceWork) -> None:
+        self.work = work
+        self.names = work.timeline.events["name"][work.event]
+        self._steps = work.steps
+        key = work.lane * (work.steps + 1) + work.step + 1
+        self._order = np.argsort(key, kind="stable")
+        counts = np.bincount(key, minlength=(int(work.lane.max(initial=0)) + 1) * (work.steps + 1))
+        self._first = np.append(0, np.cumsum(counts))
+
+    def counterpart(self, rows: Ints, step: Ints) -> Ints:
+        """The work that corresponds to ``rows`` in the given steps, -1 where there is none."""
+        valid = (step >= 0) & (step < self._steps)
+        key = self.work.lane[rows] * (self._steps + 1) + np.where(valid, step, -1) + 1
+        at = self._first[key] + self.work.ordinal[rows]
+        valid &= at < self._first[key + 1]
+        found = self._order[np.where(valid, at, 0)]
+        valid &= self.names[found] == self.names[rows]
+        return np.where(valid, found, -1)
+
+
+def recorded_waits(work: DeviceWork) -> Waits:
+    """Waits from ``cuda_sync`` events: last work on the stream before the record -> first work after the wait."""
+    timeline, table = work.timeline, work.timeline.syncs
+    source, target = [], []
+    if table.num_rows:
+        correlation = timeline.events["correlation"]
+        rows = runtime_rows(timeline)
+        call_of = {int(c): int(row) for row, c in zip(rows.tolist(), correlation[rows].tolist(), strict=True)}
+        streams = {timeline.lanes[lane].stream: part for lane, part in work.lanes()}
+        kinds = table.texts("kind")
+        for at in range(table.num_rows):
+            event = int(table["event"][at])
+            if "stream wait" not in kinds[at].lower():
+                continue
+            record = call_of.get(int(table["wait_on_event_record_correlation"][at]))
+            wait = call_of.get(int(correlation[event]))
+            on = streams.get(int(table["wait_on_stream"][at]))
+            waiting = streams.get(timeline.lanes[timeline.events["lane"][event]].stream)
+            if record is None or wait is None or on is None or waiting is None:
+                continue
+            last = int(work.latest_before(on, timeline.start_ns[[record]])[0])
+            later = np.flatnonzero(work.call_start_ns[waiting] > timeline.start_ns[wait])
+            if last >= 0 and len(later):
+                source.append(last)
+                target.append(waiting.start + int(later[0]))
+    return Waits(np.array(source, np.int64), np.array(target, np.int64), np.full(len(source), RECORDED))
+
+
+def waits_by_calls(work: DeviceWork) -> Waits:
+    """Waits that the order of record, wait and launch calls on a thread tells.
+
+    The source is the last work launched before the record that precedes the wait, the target the first work launched
+    after the wait, on different streams. Where both calls' neighbors are on one stream, a collective after the wait
+    is its target (its library records and waits before each launch); else the work on another stream that follows.
+    """
+    timeline = work.timeline
+    rows = runtime_rows(timeline)
+    waits = rows[is_named(timeline, rows, "streamwaitevent")]
+    records = rows[is_named(timeline, rows, "eventrecord")]
+    parts = []
+    for thread in np.unique(timeline.events["lane"][waits]).tolist():
+        launched = np.flatnonzero(work.has_call & work.leads & (work.thread == thread))
+        launched = launched[np.argsort(work.call_start_ns[launched], kind="stable")]
+        wait_ns, record_ns = (
+            timeline.start_ns[calls[timeline.events["lane"][calls] == thread]] for calls in (waits, records)
+        )
+        if len(launched) and len(record_ns):
+            parts.append(_of_thread(work, launched, wait_ns, record_ns))
+    return joined(parts)
+
+
+def _of_thread(work: DeviceWork, launched: Ints, wait_ns: Ints, record_ns: Ints) -> Waits:
+    called = work.call_start_ns[launched]
+    record = np.searchsorted(record_ns, wait_ns, side="left") - 1
+    before = np.searchsorted(called, record_ns[np.maximum(record, 0)], side="left") - 1
+    after = np.searchsorted(called, wait_ns, side="left")
+    ok = (record >= 0) & (before >= 0) & (after < len(launched))
+    before, after = before[ok], after[ok]
+    lane = work.lane[launched]
+    same = lane[before] == lane[after]
+    to_collective = same & work.is_communication[launched[after]]
+    # The neighbor on another stream: further on for the target, further back for the source.
+    next_other, last_other = _next_other(lane), _last_other(lane)
+    target = np.where(same & ~to_collective, next_other[before], after)
+    source = np.where(to_collective, last_other[after], before)
+    ok = (target >= 0) & (source >= 0)
+    source, target = launched[source[ok]], launched[target[ok]]
+    is_possible = work.end_ns[source] <= work.start_ns[target] + ROUNDING_NS
+    pairs = Waits(source, target, np.full(len(source), BY_CALLS))
+    return pairs.take(is_possible)
+
+
+def _next_other(lane: Ints) -> Ints:
+    """For each launch the next one on another stream, -1 for none."""
+    change = np.append(np.flatnonzero(lane[1:] != lane[:-1]) + 1, -1)
+    return change[np.searchsorted(change[:-1], np.arange(len(lane)), side="right")]
+
+
+def _last_other(lane: Ints) -> Ints:
+    """For each launch the last one before it on another stream, -1 for none."""
+    change = np.append(0, np.flatnonzero(lane[1:] != lane[:-1]) + 1)
+    return change[np.searchsorted(change, np.arange(len(lane)), side="right") - 1] - 1
+
+
+def waits_by_timing(work: DeviceWork, late: Flags) -> Waits:
+    """For late work the work on another stream of its device that ended last before it started, if recently.
+
+    Where the trace shows wait calls, one must lie between the launch of the work before it on its stream and its own.
+    """
+    at = np.flatnonzero(late & ~_lacks_wait_call(work))
+    start = work.start_ns[at]
+    devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)
+    best, best_end = np.full(len(at), -1, np.int64), np.full(len(at), -1, np.int64)
+    for lane, rows in work.lanes():
+        ends = work.end_ns[rows]
+        order = np.argsort(ends, kind="stable")
+        last = np.searchsorted(ends[order], start + ROUNDING_NS // 2, side="right") - 1
+        source = rows.start + order[np.maximum(last, 0)]
+        end = work.end_ns[source]
+        ok = (last >= 0) & (work.lane[at] != lane) & (devices[work.lane[at]] == devices[lane])
+        ok &= (start - end <= RECENT_NS) & (end > best_end)
+        ok &= (work.call_start_ns[source] < work.call_start_ns[at]) | ~work.has_call[at]
+        best[ok], best_end[ok] = source[ok], end[ok]
+    found = best >= 0
+    return Waits(best[found], at[found], np.full(int(found.sum()), BY_TIMING))
+
+
+def _lacks_wait_call(work: DeviceWork) -> Flags:
+    """Work whose thread makes wait calls, but none since the launch of the work before it on its stream."""
+    timeline = work.timeline
+    rows = runtime_rows(timeline)
+    waits = rows[is_named(timeline, rows, "streamwaitevent")]
+    lacks = np.zeros(len(work), np.bool_)
+    previous = np.where(work.previous >= 0, work.call_start_ns[work.previous], work.call_start_ns.min(initial=0))
+    for thread in np.unique(timeline.events["lane"][waits]).tolist():
+        times = timeline.start_ns[waits[timeline.events["lane"][waits] == thread]]
+        mine = work.thread == thread
+        calls = np.searchsorted(times, work.call_start_ns) - np.searchsorted(times, previous)
+        lacks |= mine & (calls <= 0)
+    return lacks
+
+
+def pooled(work: DeviceWork, found: Waits, leave_out: int | None = None) -> Waits:
+    """Carry pairs to all steps, but for those that any step contradicts (the source ends after the target starts).
+
+    Args:
+        work: the device work.
+        found: pairs of any steps.
+        leave_out: a step whose times may not be used: it only receives pairs.
+    """
+    same = StepMap(work)
+    target_step = work.step[found.target]
+    if leave_out is not None:
+        found = found.take((target_step != leave_out) | (found.confidence >= RECORDED))
+        target_step = work.step[found.target]
+    in_steps = (target_step >= 0) & (work.step[found.source] >= 0) & (work.steps > 1)
+    alone, found = found.take(~in_steps), found.take(in_steps)
+    back = work.step[found.source] - work.step[found.target]
+    contradicted = np.zeros(len(found), np.bool_)
+    copies = []
+    for step in range(work.steps):
+        steps = np.full(len(found), step)
+        source, target = same.counterpart(found.source, steps + back), same.counterpart(found.target, steps)
+        known = (source >= 0) & (target >= 0)
+        if step != leave_out:
+            contradicted |= known & (work.end_ns[source] > work.start_ns[target] + ROUNDING_NS)
+        copies.append((known, Waits(source, target, found.confidence)))
+    contradicted &= found.confidence < RECORDED
+    return joined([alone, *(pairs.take(known & ~contradicted) for known, pairs in copies)])
+
+
+def contradicted_in(work: DeviceWork, waits: Waits, step: int) -> tuple[int, int]:
+    """How many pairs with targets in a step its times contradict, and how many there are."""
+    mine = waits.take(work.step[waits.target] == step)
+    against = work.end_ns[mine.source] > work.start_ns[mine.target] + ROUNDING_NS
+    return int(against.sum()), len(mine)
+
+
+def event_waits(work: DeviceWork, leave_out: int | None = None) -> Waits:
+    """The event waits of a timeline, recorded and inferred.
+
+    Args:
+        work: its device work.
+        leave_out: a step from which nothing may be inferred.
+    """
+    known = pooled(work, joined([recorded_waits(work), waits_by_calls(work)]), leave_out)
+    late = (work.start_ns - ready_with(work, known) > NOISE_NS) & work.leads
+    return joined([known, pooled(work, waits_by_timing(work, late), leave_out)])
+
+
+def ready_with(work: DeviceWork, waits: Waits) -> Ints:
+    """When launch, stream order and waits would let each piece of work start."""
+    ready = work.ready_ns()
+    np.maximum.at(ready, waits.target, work.end_ns[waits.source] + work.gap_ns[waits.target])
+    return ready
