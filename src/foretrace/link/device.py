@@ -110,7 +110,7 @@ def device_work(timeline: Timeline) -> DeviceWork:
     is_idle = has_call & ~in_graph & (call_start >= previous_end)
     delay = (start - call_start)[is_idle]
     latency = int(np.percentile(delay[delay >= 0], 25)) if (delay >= 0).any() else DEFAULT_LATENCY_NS
-    queued = (call_start + 3 * latency <= previous_end) & (previous >= 0) & (~in_graph | leads)
+    queued = (call_start + 3 * latency <= previous_end) & (previous >= 0)
     step, steps = _steps(timeline, call_start, has_call)
     work = DeviceWork(
         timeline,
@@ -170,13 +170,19 @@ def _launched_together(timeline: Timeline, call: Ints, lane: Ints) -> tuple[Flag
 
 
 def _gaps(lane: Ints, gap: Ints, queued: Flags) -> Ints:
-    """The mean gap of queued work on each stream (of all streams, where one has no such work)."""
-    usable = queued & (gap >= 0) & (gap <= NOISE_NS)
-    overall = int(gap[usable].mean()) if usable.any() else 0
-    by_lane = np.full(int(lane.max(initial=-1)) + 1, overall)
-    for one in np.unique(lane[usable]).tolist():
-        by_lane[one] = round(float(gap[usable & (lane == one)].mean()))
+    """The mean gap of queued work on each stream (of all streams, where one has no such work).
+
+    The mean of what counts as noise keeps the sum of the gaps that a simulation replaces by it; a median would not.
+    """
+    usual = queued & (gap >= -ROUNDING_NS) & (gap <= NOISE_NS)
+    by_lane = np.full(int(lane.max(initial=-1)) + 1, _mean(gap[usual]))
+    for one in np.unique(lane[usual]).tolist():
+        by_lane[one] = _mean(gap[usual & (lane == one)])
     return by_lane[lane].astype(np.int64)
+
+
+def _mean(gap: Ints) -> int:
+    return max(round(float(gap.mean())), 0) if len(gap) else 0
 
 
 def _steps(timeline: Timeline, time_ns: Ints, known: Flags) -> tuple[Ints, int]:

@@ -13,7 +13,7 @@ from foretrace.link.blocking import Blocking, blocking_calls
 from foretrace.link.device import LONG_AGO, NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, device_work
 from foretrace.link.handoffs import Handoffs, handoffs, launching_lanes, slice_steps
 from foretrace.link.host import GAP, ISSUE, RETURN, START, HostSlices, host_slices
-from foretrace.link.waits import Waits, event_waits, ready_with
+from foretrace.link.waits import RECENT_NS, Waits, event_waits, ready_with, wait_latency_ns
 from foretrace.trace import Category, EdgeKind, StringTable, TaskKind, Timeline
 from foretrace.trace.steps import profiler_steps
 
@@ -125,9 +125,12 @@ class _DeviceTasks:
 
     def __init__(self, work: DeviceWork, waits: Waits, begin_ns: int, leave_out: int | None, first_id: int) -> None:
         self.work, self.waits = work, waits
+        self.wait_latency_ns = wait_latency_ns(work, waits)
         self.delay_kind, self.delay_ns = np.full(len(work), -1, np.int64), np.zeros(len(work), np.int64)
         self.overlaps = (work.previous >= 0) & (work.previous_end_ns > work.start_ns + ROUNDING_NS)
-        self.ready = np.minimum(np.maximum(ready_with(work, waits), begin_ns), np.iinfo(np.int64).max)
+        self.ready = np.minimum(
+            np.maximum(ready_with(work, waits, self.wait_latency_ns), begin_ns), np.iinfo(np.int64).max
+        )
         occupied = self._explain(leave_out)
         self._cut(occupied)
         self._number(first_id)
@@ -205,23 +208,24 @@ class _DeviceTasks:
 
 
 def _occupiers(work: DeviceWork, rows: Ints) -> Ints:
-    """For late work a kernel of another stream of its device in whose later part it starts, -1 for none.
+    """For late work a kernel of another stream of its device in whose later part, or soon after which, it starts.
 
-    Its multiprocessors become free one by one while a big kernel ends, and work of other streams starts there. Of
-    several such kernels it is the one that ends first.
+    The multiprocessors become free one by one while a big kernel ends, and work of other streams starts there. Of
+    several such kernels it is the one that ends first. -1 for none. Copies within a device are kernels, too.
     """
     start = work.start_ns[rows]
     devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)
     best, best_end = np.full(len(rows), -1, np.int64), np.full(len(rows), np.iinfo(np.int64).max)
-    is_kernel = work.timeline.category[work.event] == Category.KERNEL
+    occupies = ~work.is_communication & (work.timeline.category[work.event] != Category.MEMSET)
     for lane, part in work.lanes():
         at = np.searchsorted(work.start_ns[part], start, side="left") - 1
-        source = part.start + np.maximum(at, 0)
-        end = work.end_ns[source]
-        ok = (at >= 0) & (work.lane[rows] != lane) & (devices[work.lane[rows]] == devices[lane])
-        ok &= is_kernel[source] & ~work.is_communication[source] & (end > start) & (end < best_end)
-        ok &= end - start <= _LAST_PART * (end - work.start_ns[source])
-        best[ok], best_end[ok] = source[ok], end[ok]
+        for back in (0, 1):  # the kernel that is running, or else the one before it
+            source = part.start + np.maximum(at - back, 0)
+            end = work.end_ns[source]
+            ok = (at >= back) & (work.lane[rows] != lane) & (devices[work.lane[rows]] == devices[lane])
+            ok &= occupies[source] & (end >= start - RECENT_NS) & (end < best_end)
+            ok &= end - start <= _LAST_PART * (end - work.start_ns[source])
+            best[ok], best_end[ok] = source[ok], end[ok]
     return best
 
 
@@ -248,7 +252,7 @@ def _edges(slices: HostSlices, found: Handoffs, blocking: Blocking, device: _Dev
     parts.append((issue[work.call[launched]], device.first[launched], work.latency_ns, EdgeKind.LAUNCH, 1.0))
     waits = device.waits
     source, target = device.last[waits.source], device.first[waits.target]
-    parts.append((source, target, work.gap_ns[waits.target], EdgeKind.EVENT_WAIT, waits.confidence))
+    parts.append((source, target, device.wait_latency_ns, EdgeKind.EVENT_WAIT, waits.confidence))
     sync = np.where(blocking.fixed_recorded, 1.0, _BY_TIME)
     parts.append((device.last[blocking.fixed_work], resume[blocking.fixed_call], 0, EdgeKind.SYNC, sync))
     parts.append((device.last[blocking.queue_work], resume[blocking.queue_call], 0, EdgeKind.QUEUE, _QUEUE))
@@ -313,6 +317,8 @@ def _take_note(
             part.figures[f"{name} ns"] = time
     if len(work):
         part.figures["launch latency ns"] = work.latency_ns
+    if len(waits):
+        part.figures["event wait latency ns"] = device.wait_latency_ns
     if blocking.queue_depth:
         part.figures["launch queue depth"] = blocking.queue_depth
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from foretrace.link.device import NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, is_named, runtime_rows
 
-RECENT_NS = 15_000  # work that ended this long before a start may have caused it
+RECENT_NS = 30_000  # work that ended this long before a start may have caused it
 BY_CALLS, BY_TIMING, RECORDED = 0.9, 0.7, 1.0
 
 
@@ -160,17 +160,17 @@ def waits_by_timing(work: DeviceWork, late: Flags) -> Waits:
     """
     at = np.flatnonzero(late & ~_lacks_wait_call(work))
     start = work.start_ns[at]
+    called = np.where(work.has_call[at], work.call_start_ns[at], np.iinfo(np.int64).max)
     devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)
     best, best_end = np.full(len(at), -1, np.int64), np.full(len(at), -1, np.int64)
     for lane, rows in work.lanes():
-        ends = work.end_ns[rows]
-        order = np.argsort(ends, kind="stable")
-        last = np.searchsorted(ends[order], start + ROUNDING_NS // 2, side="right") - 1
-        source = rows.start + order[np.maximum(last, 0)]
-        end = work.end_ns[source]
-        ok = (last >= 0) & (work.lane[at] != lane) & (devices[work.lane[at]] == devices[lane])
+        ended = np.maximum.accumulate(work.end_ns[rows])
+        last = rows.start + np.searchsorted(ended, start + ROUNDING_NS // 2, side="right") - 1
+        # What was launched after the target cannot be waited for, however well its times fit.
+        source = np.minimum(last, work.latest_before(rows, called))
+        end = work.end_ns[np.maximum(source, 0)]
+        ok = (source >= rows.start) & (work.lane[at] != lane) & (devices[work.lane[at]] == devices[lane])
         ok &= (start - end <= RECENT_NS) & (end > best_end)
-        ok &= (work.call_start_ns[source] < work.call_start_ns[at]) | ~work.has_call[at]
         best[ok], best_end[ok] = source[ok], end[ok]
     found = best >= 0
     return Waits(best[found], at[found], np.full(int(found.sum()), BY_TIMING))
@@ -235,12 +235,20 @@ def event_waits(work: DeviceWork, leave_out: int | None = None) -> Waits:
         leave_out: a step from which nothing may be inferred.
     """
     known = pooled(work, joined([recorded_waits(work), waits_by_calls(work)]), leave_out)
-    late = (work.start_ns - ready_with(work, known) > NOISE_NS) & work.leads
+    late = (work.start_ns - ready_with(work, known, 0) > NOISE_NS) & work.leads
     return joined([known, pooled(work, waits_by_timing(work, late), leave_out)])
 
 
-def ready_with(work: DeviceWork, waits: Waits) -> Ints:
+def wait_latency_ns(work: DeviceWork, waits: Waits) -> int:
+    """From the end of what is waited for to the start of what waits, one number: the median over binding waits."""
+    lag = work.start_ns[waits.target] - work.end_ns[waits.source]
+    slack = work.start_ns[waits.target] - work.ready_ns()[waits.target]
+    binding = lag[(slack > NOISE_NS) & (lag >= 0) & (lag <= RECENT_NS)]
+    return int(np.median(binding)) if len(binding) else 0
+
+
+def ready_with(work: DeviceWork, waits: Waits, latency_ns: int) -> Ints:
     """When launch, stream order and waits would let each piece of work start."""
     ready = work.ready_ns()
-    np.maximum.at(ready, waits.target, work.end_ns[waits.source] + work.gap_ns[waits.target])
+    np.maximum.at(ready, waits.target, work.end_ns[waits.source] + latency_ns)
     return ready
