@@ -3,6 +3,7 @@
 from foretrace.analyze.breakdown import breakdown, breakdown_by_step, overlap
 from foretrace.analyze.clocks import clock_offsets
 from foretrace.analyze.collectives import collective_members, collective_summary, collectives, collectives_by_size
+from foretrace.analyze.critical_path import CriticalPath, critical_path, slack
 from foretrace.analyze.diff import diff
 from foretrace.analyze.idle import idle_causes
 from foretrace.analyze.kernels import kernel_kinds, kernels
@@ -13,6 +14,7 @@ from foretrace.analyze.stragglers import stragglers
 from foretrace.analyze.utilization import counters, memory, utilization
 
 __all__ = [
+    "CriticalPath",
     "breakdown",
     "breakdown_by_step",
     "clock_offsets",
@@ -21,6 +23,7 @@ __all__ = [
     "collectives",
     "collectives_by_size",
     "counters",
+    "critical_path",
     "diff",
     "idle_causes",
     "kernel_kinds",
@@ -30,6 +33,7 @@ __all__ = [
     "operators",
     "overlap",
     "queue_length",
+    "slack",
     "steps",
     "stragglers",
     "utilization",

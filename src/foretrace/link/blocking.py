@@ -171,7 +171,7 @@ def _synchronizing(work: DeviceWork, found: Blocking) -> None:
 
 
 def _is_exactly(timeline: Timeline, rows: Ints, name: str) -> NDArray[np.bool_]:
-    return timeline.events["name"][rows] == timeline.strings.find(name)
+    return np.asarray(timeline.events["name"][rows] == timeline.strings.find(name))
 
 
 def _recorded_streams(timeline: Timeline) -> dict[int, int]:

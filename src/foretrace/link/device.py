@@ -82,7 +82,7 @@ class DeviceWork:
 
     def ready_ns(self) -> Ints:
         """When launch and stream order would let each event start."""
-        return np.maximum(self.issue_ns + self.latency_ns, self.previous_end_ns + self.gap_ns)
+        return np.asarray(np.maximum(self.issue_ns + self.latency_ns, self.previous_end_ns + self.gap_ns))
 
     def latest_before(self, rows: slice, time_ns: Ints) -> Ints:
         """For each time the index of the last work on a stream (``rows``) launched before it, -1 for none."""

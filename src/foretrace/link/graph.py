@@ -109,7 +109,7 @@ def _names(timeline: Timeline, ids: NDArray[np.integer], strings: StringTable) -
     used = np.flatnonzero(np.bincount(ids + 1, minlength=1)[1:])
     new = np.full(len(timeline.strings) + 1, -1, np.int32)
     new[used] = strings.intern_all(timeline.strings.lookup(used))
-    return new[ids]
+    return np.asarray(new[ids])
 
 
 def _shifted(columns: Columns, by: int, names: tuple[str, ...]) -> Columns:
@@ -122,11 +122,13 @@ def _stacked(parts: list[Columns]) -> Columns:
 
 def _coupled(graph: ExecutionGraph, job: Job, parts: list[RankPart], offsets: Mapping[int, int]) -> ExecutionGraph:
     """Let the members of each collective that was found on all ranks of its group wait for the last of them."""
-    first, arrival, transfer = 0, {}, {}
+    first = 0
+    arrival: dict[int, NDArray[np.int64]] = {}
+    transfer: dict[int, NDArray[np.int64]] = {}
     for part in parts:
-        for target, tasks in ((arrival, part.arrival), (transfer, part.transfer)):
+        for target, ids in ((arrival, part.arrival), (transfer, part.transfer)):
             by_event = np.full(part.timeline.num_events, -1, np.int64)
-            by_event[part.collective_event] = tasks + first
+            by_event[part.collective_event] = ids + first
             target[part.timeline.rank] = by_event
         first += len(part.tasks["kind"])
     tasks = {name: column.copy() for name, column in graph.tasks.items()}

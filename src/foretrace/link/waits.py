@@ -227,14 +227,16 @@ def contradicted_in(work: DeviceWork, waits: Waits, step: int) -> tuple[int, int
     return int(against.sum()), len(mine)
 
 
-def event_waits(work: DeviceWork, leave_out: int | None = None) -> Waits:
+def event_waits(work: DeviceWork, leave_out: int | None = None, *, use_records: bool = True) -> Waits:
     """The event waits of a timeline, recorded and inferred.
 
     Args:
         work: its device work.
         leave_out: a step from which nothing may be inferred.
+        use_records: take waits that the trace records; without them all are inferred.
     """
-    known = pooled(work, joined([recorded_waits(work), waits_by_calls(work)]), leave_out)
+    told = [recorded_waits(work)] if use_records else []
+    known = pooled(work, joined([*told, waits_by_calls(work)]), leave_out)
     late = (work.start_ns - ready_with(work, known, 0) > NOISE_NS) & work.leads
     return joined([known, pooled(work, waits_by_timing(work, late), leave_out)])
 
