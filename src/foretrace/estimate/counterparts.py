@@ -46,7 +46,7 @@ class Instances:
         """
         duration = self.graph.tasks["duration_ns"].copy()
         work, gap = _mean(self.work_ns[others]), _mean(self.gap_ns[others])
-        mine = np.flatnonzero(self.instance == instance)
+        mine = np.flatnonzero((self.instance == instance) & (self.site >= 0))
         mine = mine[~np.isnan(work[self.site[mine]])]
         site, before = self.site[mine], self.gap[mine]
         has_gap = before >= 0
@@ -58,7 +58,7 @@ class Instances:
 
     def unmatched(self, instance: int, others: NDArray[np.integer]) -> int:
         """Tasks of an instance that no other instance has."""
-        mine = self.site[self.instance == instance]
+        mine = self.site[(self.instance == instance) & (self.site >= 0)]
         return int(np.isnan(self.work_ns[others][:, mine]).all(axis=0).sum())
 
 

@@ -51,7 +51,9 @@ def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -
     blocking = blocking_calls(work)
     slices = host_slices(timeline, blocking, begin_ns)
     steps = profiler_steps(timeline)
-    slice_step = slice_steps(steps.host_start_ns, steps.host_end_ns, slices.start_ns)
+    # A gap belongs to what follows it, which may be in the next step.
+    time_ns = np.where(np.isin(slices.part, (GAP, START)), slices.end_ns, slices.start_ns)
+    slice_step = slice_steps(steps.host_start_ns, steps.host_end_ns, time_ns)
     launching = launching_lanes(slices, work.thread)
     found = handoffs(timeline, slices, launching, slice_step, leave_out)
     waits = event_waits(work, leave_out)
