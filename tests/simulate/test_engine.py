@@ -28,7 +28,7 @@ from tests.simulate.twin import twin_starts
 Rows = list[tuple[int, ...]]
 WAIT_COLUMNS = ("task", "issue", "lane")
 LAUNCHED_COLUMNS = ("issue", "work", "lane", "position")
-many_examples = settings(max_examples=200)
+many_examples = settings(max_examples=120)
 small_times = st.integers(0, 5)  # so small that many things happen at one moment
 
 
@@ -83,36 +83,48 @@ def by_time(graph: ExecutionGraph) -> ExecutionGraph:
     return more
 
 
+def pairs(count: int) -> st.SearchStrategy[tuple[int, int]]:
+    """Two of the tasks, the earlier first."""
+    return st.tuples(st.integers(0, count - 2), st.integers(1, count - 1)).map(
+        lambda pair: (pair[0], pair[1]) if pair[0] < pair[1] else (pair[1] - 1, pair[0] + 1)
+    )
+
+
+@st.composite
+def edge_rows(draw: st.DrawFn, count: int, max_lag: int) -> Rows:
+    """Edges from earlier to later tasks."""
+    drawn = draw(st.lists(st.tuples(pairs(count), st.integers(0, max_lag)), max_size=40))
+    return [(source, target, lag) for (source, target), lag in drawn]
+
+
 @st.composite
 def dependency_graphs(draw: st.DrawFn, max_lag: int = 5) -> ExecutionGraph:
-    """Any acyclic graph, with no lanes; tasks are in no particular order."""
-    durations = draw(st.lists(small_times, min_size=1, max_size=20))
-    place = draw(st.permutations(range(len(durations))))
-    ids = st.integers(0, len(durations) - 1)
-    drawn = draw(st.lists(st.tuples(ids, ids, st.integers(0, max_lag)), max_size=40))
-    return graph_of(durations, [(place[min(a, b)], place[max(a, b)], lag) for a, b, lag in drawn if a != b])
+    """Any acyclic graph, with no lanes; its tasks are in no particular order."""
+    durations = draw(st.lists(small_times, min_size=2, max_size=20))
+    graph = graph_of(durations, draw(edge_rows(len(durations), max_lag)))
+    return graph.permuted(np.array(draw(st.permutations(range(len(durations))))))
 
 
 @st.composite
 def anything(draw: st.DrawFn) -> ExecutionGraph:
     """Acyclic edges with waits, launches and lanes of both policies thrown in; some of these cannot run to the end."""
-    base = draw(dependency_graphs())
-    count = base.num_tasks
+    durations = draw(st.lists(small_times, min_size=2, max_size=20))
+    count = len(durations)
     policies = draw(st.lists(st.sampled_from(LanePolicy), min_size=1, max_size=4))
-    task, lane = st.integers(0, count - 1), st.integers(0, len(policies) - 1)
-    return ExecutionGraph.from_columns(
-        {
-            "duration_ns": base.tasks["duration_ns"],
-            "lane": np.array(draw(st.lists(st.integers(-1, len(policies) - 1), min_size=count, max_size=count))),
-            "priority": np.array(draw(st.permutations(range(count)))),
-        },
-        base.edges,
+    lane_ids = st.integers(0, len(policies) - 1)
+    waits = draw(st.lists(st.tuples(pairs(count), lane_ids), max_size=6))
+    launched = draw(st.lists(st.tuples(pairs(count), lane_ids, st.integers(0, 9)), max_size=10))
+    graph = graph_of(
+        durations,
+        # As in a program, a blocking call is issued before it returns.
+        draw(edge_rows(count, max_lag=5)) + [(issue, task, 0) for (issue, task), _ in waits],
+        [(task, issue, lane) for (issue, task), lane in waits],
+        [(issue, work, lane, position) for (issue, work), lane, position in launched],
         [stream(at, policy=policy) for at, policy in enumerate(policies)],
-        waits=Table(columns(draw(st.lists(st.tuples(task, task, lane), max_size=6)), WAIT_COLUMNS)),
-        launched=Table(
-            columns(draw(st.lists(st.tuples(task, task, lane, st.integers(0, 9)), max_size=10)), LAUNCHED_COLUMNS)
-        ),
+        lane=draw(st.lists(st.integers(-1, len(policies) - 1), min_size=count, max_size=count)),
+        priority=draw(st.permutations(range(count))),
     )
+    return graph.permuted(np.array(draw(st.permutations(range(count)))))
 
 
 class Program:
@@ -241,6 +253,17 @@ def test_blocking_call_waits_for_what_is_launched_at_the_same_moment() -> None:
     program.block(on=0, stream=0, issue_ns=1, return_ns=1)
     program.launch(on=1, to=0, call_ns=1, latency_ns=0, work_ns=7)
     assert simulate(program.graph()).start_ns.tolist() == [0, 8, 0, 1]
+
+
+@pytest.mark.parametrize(("first_looks_first", "second_returns"), [(True, 7), (False, 0)])
+def test_blocking_calls_of_one_moment_look_in_order_of_priority(first_looks_first: bool, second_returns: int) -> None:
+    program = Program(threads=2, streams=2)
+    program.block(on=0, stream=0, issue_ns=0, return_ns=0)
+    program.launch(on=0, to=1, call_ns=0, latency_ns=0, work_ns=7)  # as soon as the first call is back
+    program.block(on=1, stream=1, issue_ns=0, return_ns=0)  # tasks 4 and 5
+    graph = program.graph([0, 1, 2, 3, 4, 5] if first_looks_first else [4, 1, 2, 3, 0, 5])
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]):
+        assert starts(graph.permuted(np.array(order)))[order.index(5)] == second_returns
 
 
 def test_blocking_call_on_an_empty_stream_goes_on() -> None:

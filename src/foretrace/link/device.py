@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ Flags = NDArray[np.bool_]
 NOISE_NS = 10_000  # a start that is later than its causes by no more than this is noise
 ROUNDING_NS = 2_000  # how far clocks and rounding may let an event end after what follows it
 DEFAULT_LATENCY_NS = 5_000
+LONGEST_LATENCY_NS = 1_000_000
 LONG_AGO = np.iinfo(np.int64).min // 4
 
 
@@ -75,10 +77,8 @@ class DeviceWork:
     def lanes(self) -> list[tuple[int, slice]]:
         """Every stream with the rows of its work."""
         ids, first = np.unique(self.lane, return_index=True)
-        return [
-            (int(lane), slice(int(begin), int(end)))
-            for lane, begin, end in zip(ids, first, [*first[1:], len(self)], strict=True)
-        ]
+        borders = [*first.tolist(), len(self)]
+        return [(lane, slice(*border)) for lane, border in zip(ids.tolist(), itertools.pairwise(borders), strict=True)]
 
     def ready_ns(self) -> Ints:
         """When launch and stream order would let each event start."""
@@ -108,8 +108,7 @@ def device_work(timeline: Timeline) -> DeviceWork:
     position, previous, previous_end = _order(lane, end)
     in_graph, leads = _launched_together(timeline, call, lane)
     is_idle = has_call & ~in_graph & (call_start >= previous_end)
-    delay = (start - call_start)[is_idle]
-    latency = int(np.percentile(delay[delay >= 0], 25)) if (delay >= 0).any() else DEFAULT_LATENCY_NS
+    latency = _launch_latency((start - call_start)[is_idle])
     queued = (call_start + 3 * latency <= previous_end) & (previous >= 0)
     step, steps = _steps(timeline, call_start, has_call)
     work = DeviceWork(
@@ -139,6 +138,12 @@ def device_work(timeline: Timeline) -> DeviceWork:
     return work
 
 
+def _launch_latency(delay: Ints) -> int:
+    """Lower quartile of the delays of launches to an idle stream; longer ones than any latency mean something else."""
+    usable = delay[(delay >= 0) & (delay <= LONGEST_LATENCY_NS)]
+    return int(np.percentile(usable, 25)) if len(usable) else DEFAULT_LATENCY_NS
+
+
 def _order(lane: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     """Place on the stream, index of the one before, and the latest end before."""
     count = len(lane)
@@ -146,8 +151,8 @@ def _order(lane: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     first = np.maximum.accumulate(np.where(begins, np.arange(count), 0))
     previous = np.where(begins, -1, np.arange(count) - 1)
     latest = np.full(count, LONG_AGO)
-    borders = np.flatnonzero(begins).tolist()
-    for begin, stop in zip(borders, [*borders[1:], count], strict=True):
+    borders = [*np.flatnonzero(begins).tolist(), count]
+    for begin, stop in itertools.pairwise(borders):
         latest[begin + 1 : stop] = np.maximum.accumulate(end[begin : stop - 1])
     return np.arange(count) - first, previous, latest
 

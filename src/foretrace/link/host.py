@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,8 +41,8 @@ class HostSlices:
     def lanes(self) -> list[tuple[int, slice]]:
         """Every thread with its rows."""
         ids, first = np.unique(self.lane, return_index=True)
-        stops = [*first[1:].tolist(), len(self)]
-        return [(int(lane), slice(int(b), e)) for lane, b, e in zip(ids, first, stops, strict=True)]
+        borders = [*first.tolist(), len(self)]
+        return [(lane, slice(*border)) for lane, border in zip(ids.tolist(), itertools.pairwise(borders), strict=True)]
 
 
 def host_slices(timeline: Timeline, blocking: Blocking, begin_ns: int) -> HostSlices:

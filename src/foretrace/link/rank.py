@@ -72,9 +72,11 @@ def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -
     issue = _slice_of(slices, ISSUE, timeline.num_events)
     resume = _slice_of(slices, RETURN, timeline.num_events)
     part.waits = {"task": resume[blocking.wait_call], "issue": issue[blocking.wait_call], "lane": blocking.wait_lane}
-    known = work.has_call & (issue[work.call] >= 0)
+    # What was launched before the trace is on its stream from the beginning, when the first thread starts.
+    by = np.where(work.has_call, issue[work.call], 0 if len(slices) else -1)
+    known = by >= 0
     part.launched = {
-        "issue": issue[work.call[known]],
+        "issue": by[known],
         "work": device.last[known],
         "lane": work.lane[known],
         "position": work.position[known],

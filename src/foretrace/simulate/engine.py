@@ -173,7 +173,7 @@ def run_by_time(
                     first_waiter[work] = wait
                     continue
                 if work >= 0:
-                    until = start[work] + duration[work]
+                    until = max(now, start[work] + duration[work])
                 start[after] = max(start[after], until)
                 missing[after] -= 1
                 if missing[after] == 0:

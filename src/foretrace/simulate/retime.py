@@ -148,7 +148,7 @@ def _from_tasks(graph: ExecutionGraph, rank: int, tasks: Times, start_ns: Times,
     """A timeline of one event a task; tasks of one ``event`` become one event."""
     tasks = tasks[np.isin(graph.tasks["kind"][tasks], list(_CATEGORY))]
     own = graph.tasks["event"][tasks].astype(np.int64)
-    key = np.where(own >= 0, own, len(graph.tasks["event"]) + tasks)
+    key = np.where(own >= 0, own, own.max(initial=-1) + 1 + tasks)
     _, first, which = np.unique(key, return_index=True, return_inverse=True)
     start, end = np.full(len(first), np.iinfo(np.int64).max), np.full(len(first), np.iinfo(np.int64).min)
     np.minimum.at(start, which, start_ns[tasks])

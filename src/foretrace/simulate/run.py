@@ -49,8 +49,9 @@ class Simulation:
     @cached_property
     def resolved(self) -> ExecutionGraph:
         """The graph with what its blocking calls waited for as edges, and no waits left to resolve."""
-        found = self.wait_source >= 0
-        return resolve(self.graph, self.graph.waits["task"][found], self.wait_source[found])
+        found, waits = self.wait_source >= 0, self.graph.waits
+        task = np.concatenate((waits["task"][found], waits["task"]))
+        return resolve(self.graph, task, np.concatenate((self.wait_source[found], waits["issue"])))
 
 
 def resolve(graph: ExecutionGraph, task: NDArray[np.int32], source: NDArray[np.int32]) -> ExecutionGraph:
@@ -86,7 +87,7 @@ def simulate(graph: ExecutionGraph, duration_ns: NDArray[np.int64] | None = None
 
     The rules are those of Algorithm 1 in Lumos (arXiv 2504.09307): a task starts when all that it depends on has
     ended; what a blocking call depends on is what has been launched when it starts. Deterministic, and independent
-    of the order of tasks and edges.
+    of the order of tasks and edges as long as no two tasks of a lane with priorities have the same one.
 
     Args:
         graph: what to run.

@@ -139,10 +139,24 @@ def table_with(columns: Mapping[str, NDArray[Any]], schema: Mapping[str, tuple[t
     """A table of the schema's columns; those that are missing hold the schema's default."""
     count = len(next(iter(columns.values()))) if columns else 0
     full = {
-        name: np.asarray(columns[name], dtype) if name in columns else np.full(count, default, dtype)
+        name: _exactly(name, columns[name], dtype) if name in columns else np.full(count, default, dtype)
         for name, (dtype, default) in schema.items()
     }
     return Table(full)
+
+
+def _exactly(name: str, column: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """A column as another type, refused where that would change a number."""
+    column = np.asarray(column)
+    if column.dtype == dtype:
+        return column
+    with np.errstate(invalid="ignore"):
+        converted = column.astype(dtype)
+    if np.issubdtype(dtype, np.integer) and (bad := np.flatnonzero(converted != column)).size:
+        raise GraphError(
+            f"row {bad[0]}: {name} is {column[bad[0]]}, must be a whole number that {dtype.__name__} holds"
+        )
+    return converted
 
 
 @dataclass
@@ -275,6 +289,9 @@ class ExecutionGraph:
         count, lanes = self.num_tasks, len(self.lanes)
         _at_least(self.tasks["duration_ns"], 0, "task", "duration_ns")
         _at_least(self.edges["lag_ns"], 0, "edge", "lag_ns")
+        _at_least(self.tasks["priority"], 0, "task", "priority")
+        _at_least(self.launched["position"], 0, "launched", "position")
+        _within(self.tasks["kind"], 0, len(TaskKind), "task", "kind")
         _within(self.tasks["lane"], -1, lanes, "task", "lane")
         for table, columns, what in (
             (self.edges, ("source", "target"), "edge"),
