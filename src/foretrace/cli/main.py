@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from foretrace import FormatError, __version__
-from foretrace.cli import show
+from foretrace.cli import predict, show
 from foretrace.cli.files import check_writable, read_job, write_atomically
+from foretrace.cli.options import AsJson, Cache, NoPython, Paths, print_json
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,11 +22,6 @@ app = typer.Typer(
     help="Read the traces of a training job and say where the time goes.",
 )
 _LOOK = "Look"
-Paths = Annotated[list[Path], typer.Argument(help="Trace files, folders, globs or archives.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout and nothing else.")]
-NoPython = Annotated[bool, typer.Option("--no-python", help="Leave out Python function events.")]
-Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Keep an Arrow file of each trace for the next time.")]
-
 
 # What typer raises for wrong options and arguments, whichever click it stands on.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -72,7 +67,7 @@ def info(paths: Paths, as_json: AsJson = False, no_python: NoPython = False, cac
         for oddity, count in consistency(timeline).items():
             timeline.report.note(oddity, count=count)
     if as_json:
-        _print_json(show.info_document(job))
+        print_json(show.info_document(job))
     else:
         show.info(job)
 
@@ -113,7 +108,7 @@ def analyze(
         write_timeline(job, document, perfetto)
         show.note(f"wrote {perfetto}; open it in ui.perfetto.dev")
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         show.analysis(document, top)
 
@@ -146,9 +141,14 @@ def diff(
         write_atomically(html, diff_page(document).encode())
         show.note(f"wrote {html}")
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         show.diff(rows, top)
+
+
+app.command(rich_help_panel=predict.PANEL)(predict.simulate)
+app.command("critical-path", rich_help_panel=predict.PANEL)(predict.critical_path)
+app.command(rich_help_panel=predict.PANEL)(predict.validate)
 
 
 def _use_rules(job: Any, path: Path) -> None:
@@ -160,10 +160,6 @@ def _use_rules(job: Any, path: Path) -> None:
         raise FormatError(str(path), str(error).removeprefix(f"{path}: "), "mend the table of kernel rules") from None
     for timeline in job:
         timeline.classifier = rules
-
-
-def _print_json(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
 
 
 def main() -> None:

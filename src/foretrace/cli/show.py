@@ -14,7 +14,7 @@ from rich.table import Table
 from foretrace import Job
 from foretrace.report.summary import CAUSE_LABELS, PART_LABELS, findings, milliseconds
 
-_out = Console()
+out = Console()
 _err = Console(stderr=True)
 
 
@@ -40,6 +40,16 @@ def working(what: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being done, where stderr is a terminal."""
+    if not _err.is_terminal:
+        yield lambda line: None
+        return
+    with _err.status("validating") as status:
+        yield lambda line: status.update(f"validating: {escape(line)}")
+
+
 def note(text: str) -> None:
     """A line on stderr."""
     _err.print(escape(text), highlight=False)
@@ -63,25 +73,25 @@ def info(job: Job) -> None:
     """Files, their events, and what reading them took."""
     for timeline in job:
         report = timeline.report
-        table = _table(f"{report.path}: {report.kind}, rank {timeline.rank}", "category", "events")
+        table = new_table(f"{report.path}: {report.kind}, rank {timeline.rank}", "category", "events")
         for category, count in sorted(report.events.items(), key=lambda item: -item[1]):
             table.add_row(escape(category or "(none)"), f"{count:,}")
         others = {phase: count for phase, count in report.phases.items() if phase != "X"}
         for phase, count in sorted(others.items(), key=lambda item: -item[1]):
             table.add_row(f"(phase {escape(phase) or 'missing'})", f"{count:,}")
-        _out.print(table)
+        out.print(table)
         for what in ("repaired", "dropped", "guessed", "noted"):
             for reason, count in getattr(report, what).items():
                 place = f" (first: {report.examples[reason]})" if reason in report.examples else ""
-                _out.print(f"  {what}: {escape(reason)}: {count:,}{escape(place)}", highlight=False)
+                out.print(f"  {what}: {escape(reason)}: {count:,}{escape(place)}", highlight=False)
     for warning, count in job.warnings.items():
-        _out.print(f"  job: {escape(warning)}: {count:,}", highlight=False)
+        out.print(f"  job: {escape(warning)}: {count:,}", highlight=False)
 
 
 def analysis(document: dict[str, Any], top: int) -> None:
     """Findings, then the tables behind them."""
     for sentence in findings(document):
-        _out.print(f"• {escape(sentence)}", highlight=False)
+        out.print(f"• {escape(sentence)}", highlight=False)
     _breakdown(document)
     _idle(document)
     _collectives(document["collectives"])
@@ -90,18 +100,18 @@ def analysis(document: dict[str, Any], top: int) -> None:
     _top("Kernels", document["kernels"], kernel_columns, top)
     _top("Operators by self time", document["operators"], ("rank", "name", "count", "self_ns", "device_ns"), top)
     if document["warnings"]:
-        _out.print("Repaired, dropped, guessed or odd (details: foretrace info):", highlight=False)
+        out.print("Repaired, dropped, guessed or odd (details: foretrace info):", highlight=False)
         for warning, count in document["warnings"].items():
-            _out.print(f"  {escape(warning)}: {count:,}", highlight=False)
+            out.print(f"  {escape(warning)}: {count:,}", highlight=False)
 
 
 def _breakdown(document: dict[str, Any]) -> None:
-    table = _table("Breakdown", "rank", "step", "span", *PART_LABELS.values())
+    table = new_table("Breakdown", "rank", "step", "span", *PART_LABELS.values())
     for rank in document["ranks"]:
         _breakdown_row(table, str(rank["rank"]), "all", rank)
         for step in rank["steps"] if len(document["ranks"]) <= 2 else ():
             _breakdown_row(table, "", str(step["step"]), step)
-    _out.print(table)
+    out.print(table)
 
 
 def _breakdown_row(table: Table, rank: str, step: str, entry: dict[str, Any]) -> None:
@@ -111,22 +121,22 @@ def _breakdown_row(table: Table, rank: str, step: str, entry: dict[str, Any]) ->
 
 
 def _idle(document: dict[str, Any]) -> None:
-    table = _table("Idle time by cause", "rank", "idle", *CAUSE_LABELS.values())
+    table = new_table("Idle time by cause", "rank", "idle", *CAUSE_LABELS.values())
     for rank in document["ranks"]:
         causes = (milliseconds(rank["idle_causes"].get(cause, 0)) for cause in CAUSE_LABELS)
         table.add_row(str(rank["rank"]), milliseconds(rank["breakdown"]["idle_ns"]), *causes)
-    _out.print(table)
+    out.print(table)
 
 
 def _collectives(collectives: dict[str, Any]) -> None:
     rows = collectives["waiting_caused"]
     if rows:
-        table = _table("Who the others waited for", "rank", "waiting caused", "share", "last to arrive", "meanwhile")
+        table = new_table("Who the others waited for", "rank", "waiting caused", "share", "last to arrive", "meanwhile")
         for row in rows:
             name = f"{row['rank']} (straggler)" if row["is_straggler"] else str(row["rank"])
             waiting = milliseconds(row["waiting_caused_ns"])
             table.add_row(name, waiting, f"{row['share_pct']:.1f} %", str(row["last_arrivals"]), row["doing"] or "")
-        _out.print(table)
+        out.print(table)
     if collectives["by_size"]:
         columns = ("group", "kind", "bytes", "count", "duration_mean_ns", "transfer_mean_ns", "bus_gb_per_s")
         _top("Collectives by size", collectives["by_size"], columns, 10)
@@ -137,15 +147,15 @@ def diff(rows: list[dict[str, Any]], top: int) -> None:
     for kind, title in (("phase", "Phases"), ("kernel", "Kernels"), ("operator", "Operators by self time")):
         mine = [row for row in rows if row["kind"] == kind and row["change"] != "same"]
         unit = f" ({rows[0]['unit']}, mean over ranks)" if rows else ""
-        table = _table(f"{title}{unit}", "name", "before", "after", "change", "")
+        table = new_table(f"{title}{unit}", "name", "before", "after", "change", "")
         for row in mine[:top]:
             delta = f"{'+' if row['delta_ns'] > 0 else ''}{milliseconds(row['delta_ns'])}"
             values = (milliseconds(row["before_ns"]), milliseconds(row["after_ns"]), delta, row["change"])
-            table.add_row(escape(_short(row["name"])), *values)
+            table.add_row(escape(short(row["name"])), *values)
         if mine:
-            _out.print(table)
+            out.print(table)
     if all(row["change"] == "same" for row in rows):
-        _out.print("Nothing changed by more than 1 %.", highlight=False)
+        out.print("Nothing changed by more than 1 %.", highlight=False)
 
 
 def _top(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...], top: int) -> None:
@@ -154,10 +164,10 @@ def _top(title: str, rows: list[dict[str, Any]], columns: tuple[str, ...], top: 
     first = rows[0].get("rank")
     kept = [row for row in rows if row.get("rank") == first][:top]
     many = first is not None and any(row["rank"] != first for row in rows)
-    table = _table(f"{title}{f' (rank {first}; others: --json)' if many else ''}", *(_heading(c) for c in columns))
+    table = new_table(f"{title}{f' (rank {first}; others: --json)' if many else ''}", *(_heading(c) for c in columns))
     for row in kept:
         table.add_row(*(_cell(column, row[column]) for column in columns))
-    _out.print(table)
+    out.print(table)
 
 
 def _heading(column: str) -> str:
@@ -173,17 +183,19 @@ def _cell(column: str, value: Any) -> str:
         return f"{value:.1f} %"
     if isinstance(value, float):
         return f"{value:.2f}"
-    return f"{value:,}" if isinstance(value, int) else escape(_short(str(value)))
+    return f"{value:,}" if isinstance(value, int) else escape(short(str(value)))
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
+    """A name that fits a line."""
     return name if len(name) <= 80 else f"{name[:77]}..."
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
+    """An empty table; names are to the left, numbers to the right."""
     table = Table(title=escape(title), title_justify="left")
     for at, column in enumerate(columns):
         table.add_column(
-            escape(column), justify="left" if at == 0 or column in ("name", "kind", "meanwhile") else "right"
+            escape(column), justify="left" if at == 0 or column in ("name", "kind", "meanwhile", "what") else "right"
         )
     return table

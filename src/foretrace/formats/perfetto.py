@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from foretrace.trace import FormatError, Job, LaneKind, Timeline
 
 _CHUNK = 20_000
+_SIMULATED = 1 << 20  # simulated ranks follow the measured ones; process ids stay below 2^31
 
 
 @dataclass(slots=True)
@@ -28,8 +29,8 @@ class Track:
     counter: Iterable[tuple[int, float]] = field(default=())
 
 
-def write(job: Job, path: Path, tracks: Iterable[Track] = ()) -> None:
-    """Write a job and extra tracks; gzip where the name ends with ``.gz``.
+def write(job: Job, path: Path, tracks: Iterable[Track] = (), simulated: Job | None = None) -> None:
+    """Write a job and extra tracks; gzip where the name ends with ``.gz``. A simulated job stands below the measured.
 
     Perfetto drops slices that overlap on one track without nesting, so each lane is split into as many tracks as it
     takes. Times are in microseconds from the job's first event, with nanosecond decimals.
@@ -42,7 +43,7 @@ def write(job: Job, path: Path, tracks: Iterable[Track] = ()) -> None:
         with _opened(unfinished, compressed=path.name.endswith(".gz")) as file:
             file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
             separator = ""
-            for event in _events(job, tracks):
+            for event in _events(job, tracks, simulated):
                 file.write(separator + json.dumps(event))
                 separator = ",\n"
             file.write("\n]}\n")
@@ -56,10 +57,12 @@ def _opened(path: Path, compressed: bool) -> IO[str]:
     return gzip.open(path, "wt", 5, encoding="utf-8") if compressed else path.open("w", encoding="utf-8")
 
 
-def _events(job: Job, tracks: Iterable[Track]) -> Iterator[dict[str, Any]]:
+def _events(job: Job, tracks: Iterable[Track], simulated: Job | None) -> Iterator[dict[str, Any]]:
     origin = min((int(timeline.start_ns.min()) for timeline in job if timeline.num_events), default=0)
     for timeline in job:
         yield from _of_timeline(timeline, origin)
+    for timeline in simulated or ():
+        yield from _of_timeline(timeline, origin, is_simulated=True)
     next_tid: dict[int, int] = {}
     for track in tracks:
         tid = next_tid.setdefault(track.rank, 0)
@@ -90,10 +93,11 @@ def _meta(pid: int, tid: int, what: str, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": pid, "tid": tid, "name": what, "args": {"name": name}}
 
 
-def _of_timeline(timeline: Timeline, origin: int) -> Iterator[dict[str, Any]]:
+def _of_timeline(timeline: Timeline, origin: int, is_simulated: bool = False) -> Iterator[dict[str, Any]]:
+    rank = timeline.rank + _SIMULATED * is_simulated
     for part, what in enumerate(("host", "device")):
-        pid = _process(timeline.rank, part)
-        yield _meta(pid, 0, "process_name", f"rank {timeline.rank} {what}")
+        pid = _process(rank, part)
+        yield _meta(pid, 0, "process_name", f"rank {timeline.rank} {what}{' (simulated)' if is_simulated else ''}")
         yield {
             "ph": "M",
             "pid": pid,
@@ -107,14 +111,14 @@ def _of_timeline(timeline: Timeline, origin: int) -> Iterator[dict[str, Any]]:
         rows = np.flatnonzero(lanes == at)
         if not len(rows):
             continue
-        pid = _process(timeline.rank, int(lane.kind is LaneKind.DEVICE_STREAM))
+        pid = _process(rank, int(lane.kind is LaneKind.DEVICE_STREAM))
         depth = split_lanes(timeline.start_ns[rows], timeline.end_ns[rows])
         pids[rows], tids[rows] = pid, 64 * at + np.minimum(depth, 63)
         for extra in range(int(min(depth.max(), 63)) + 1):
             suffix = f" (overlap {extra})" if extra else ""
             yield _meta(pid, 64 * at + extra, "thread_name", lane.label + suffix)
     yield from _slices(timeline, pids, tids, origin)
-    yield from _flows(timeline, pids, tids, origin)
+    yield from _flows(timeline, rank, pids, tids, origin)
 
 
 def split_lanes(start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -172,12 +176,12 @@ def _slices(timeline: Timeline, pids: Any, tids: Any, origin: int) -> Iterator[d
             yield {**event, "args": {"correlation": call}} if call >= 0 else event
 
 
-def _flows(timeline: Timeline, pids: Any, tids: Any, origin: int) -> Iterator[dict[str, Any]]:
+def _flows(timeline: Timeline, rank: int, pids: Any, tids: Any, origin: int) -> Iterator[dict[str, Any]]:
     """Arrows from launch calls to the work they started."""
     device = timeline.device_rows
     launch = timeline.launch_row[device]
     for work, call in zip(device[launch >= 0].tolist(), launch[launch >= 0].tolist(), strict=True):
-        number = (timeline.rank << 40) + work
+        number = (rank << 40) + work
         flow = {"cat": "ac2g", "name": "ac2g", "id": number}
         start, end = (int(timeline.start_ns[row]) - origin for row in (call, work))
         yield {**flow, "ph": "s", "pid": int(pids[call]), "tid": int(tids[call]), "ts": start / 1e3}

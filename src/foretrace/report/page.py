@@ -39,7 +39,7 @@ def analysis_page(job: Job, document: dict[str, Any]) -> str:
     Args:
         document: what `foretrace.report.summary.analysis` made of the job.
     """
-    page = _Page()
+    page = Page()
     page.add("What to know", f"<ul>{''.join(f'<li>{_text(s)}</li>' for s in findings(document))}</ul>", "findings")
     ranks = [rank for rank in document["ranks"] if rank["span_ns"]]
     if ranks:
@@ -58,7 +58,7 @@ def analysis_page(job: Job, document: dict[str, Any]) -> str:
 
 def diff_page(document: dict[str, Any]) -> str:
     """The page of ``foretrace diff --html``."""
-    page = _Page()
+    page = Page()
     rows = document["changes"]
     unit = f"Mean over ranks, {rows[0]['unit']}." if rows else "Nothing to compare."
     for kind, title in (("phase", "Phases"), ("kernel", "Kernels"), ("operator", "Operators by self time")):
@@ -70,15 +70,19 @@ def diff_page(document: dict[str, Any]) -> str:
     return page.render("What changed", f"{document['before']} against {document['after']}")
 
 
-class _Page:
+class Page:
+    """Sections of a page, put together in `render`."""
+
     def __init__(self) -> None:
         self._sections: list[str] = []
         self._figures: dict[str, Any] = {}
 
     def add(self, title: str, body: str, kind: str = "") -> None:
+        """A section of HTML."""
         self._sections.append(f'<section class="{kind}"><h2>{_text(title)}</h2>{body}</section>')
 
     def plot(self, title: str, figure: Figure, note: str = "") -> None:
+        """A section with a Plotly figure."""
         data, layout = figure
         name = f"figure{len(self._figures)}"
         self._figures[name] = {"data": data, "layout": layout}
@@ -87,6 +91,7 @@ class _Page:
         self.add(title, f'<div class="plot" id="{name}" style="min-height:{height}px"></div>{extra}')
 
     def table(self, title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], note: str = "") -> None:
+        """A section with a sortable table; nothing where there are no rows."""
         if not rows:
             return
         head = "".join(f'<th class="{_align(rows, c)}">{_text(_heading(c))}</th>' for c in columns)
@@ -96,6 +101,7 @@ class _Page:
         self.add(title, table + extra)
 
     def render(self, title: str, subtitle: str) -> str:
+        """The whole page."""
         from plotly.offline import get_plotlyjs
 
         template = Template(resources.files("foretrace.report").joinpath("page.html").read_text(encoding="utf-8"))
@@ -173,7 +179,7 @@ def _idle_bars(ranks: list[dict[str, Any]]) -> Figure:
     return _bars(entries, CAUSE_LABELS, _CAUSE_COLORS, "ms")
 
 
-def _add_steps(page: _Page, ranks: list[dict[str, Any]]) -> None:
+def _add_steps(page: Page, ranks: list[dict[str, Any]]) -> None:
     entries = [
         (f"rank {rank['rank']} step {step['step']}", {part: step["breakdown"][part] / 1e6 for part in PART_LABELS})
         for rank in ranks[:_MAX_RANKS_PER_STEP]
@@ -184,7 +190,7 @@ def _add_steps(page: _Page, ranks: list[dict[str, Any]]) -> None:
         page.plot("Step by step", _bars(entries, PART_LABELS, [COLORS[p] for p in PART_LABELS], "ms"), note=note)
 
 
-def _add_waiting(page: _Page, job: Job, collectives: dict[str, Any]) -> None:
+def _add_waiting(page: Page, job: Job, collectives: dict[str, Any]) -> None:
     if not collectives["matched"]:
         return
     members = [row for row in analyze.collective_members(job).to_pylist() if row["wait_ns"] is not None]
@@ -227,7 +233,7 @@ def _add_waiting(page: _Page, job: Job, collectives: dict[str, Any]) -> None:
     page.table("Collectives by size", collectives["by_size"], sizes, note="GB are 10^9 bytes; bus as in nccl-tests.")
 
 
-def _add_kernels(page: _Page, document: dict[str, Any]) -> None:
+def _add_kernels(page: Page, document: dict[str, Any]) -> None:
     kinds: dict[str, float] = {}
     for row in document["kernel_kinds"]:
         kinds[row["kind"]] = kinds.get(row["kind"], 0) + row["total_ns"] / 1e6
@@ -249,7 +255,7 @@ def _add_kernels(page: _Page, document: dict[str, Any]) -> None:
     page.table("Operators by self time", document["operators"][:500], of_operators)
 
 
-def _add_over_time(page: _Page, job: Job) -> None:
+def _add_over_time(page: Page, job: Job) -> None:
     busy, memory = [], []
     origin = min((int(t.start_ns.min()) for t in job if t.num_events), default=0)
     for timeline in job.timelines[:_MAX_RANKS_PER_STEP]:
@@ -277,7 +283,7 @@ def _line(name: str, time_ns: list[int], values: list[float], origin: int) -> di
     return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": values, "line": {"width": 1.2}}
 
 
-def _add_warnings(page: _Page, document: dict[str, Any]) -> None:
+def _add_warnings(page: Page, document: dict[str, Any]) -> None:
     notes = {**document["warnings"], **document["collectives"].get("notes", {})}
     rows = [{"what": what, "count": count} for what, count in notes.items()]
     page.table("Repaired, dropped, guessed or odd", rows, ("what", "count"), note="Details: foretrace info.")

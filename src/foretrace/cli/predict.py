@@ -1,0 +1,144 @@
+"""Commands that predict: simulate, critical-path, validate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretrace import FormatError
+from foretrace.cli import show, show_predict
+from foretrace.cli.files import check_writable, read_job, write_atomically
+from foretrace.cli.options import AsJson, Cache, Paths, print_json
+from foretrace.trace.graph import GraphError
+
+PANEL = "Predict"
+Html = Annotated[Path | None, typer.Option(help="Write a self-contained page.")]
+Perfetto = Annotated[
+    Path | None, typer.Option(help="Write measured and simulated timelines for ui.perfetto.dev (.json or .json.gz).")
+]
+
+
+def _factors(scale: list[str] | None) -> dict[str, float]:
+    """``PATTERN=FACTOR`` options as a mapping."""
+    factors = {}
+    for text in scale or []:
+        pattern, equals, factor = text.rpartition("=")
+        try:
+            factors[pattern] = float(factor)
+        except ValueError:
+            equals = ""
+        if not equals or not pattern:
+            raise FormatError("--scale", f"{text!r} is no PATTERN=FACTOR", "write for example --scale kernel:gemm=2")
+    return factors
+
+
+def simulate(
+    paths: Paths,
+    as_json: AsJson = False,
+    scale: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What if: PATTERN=FACTOR makes work FACTOR times faster, as kernel:gemm=2 or gap:=10; repeatable."
+        ),
+    ] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Simulate each rank by itself.")] = False,
+    html: Html = None,
+    perfetto: Perfetto = None,
+    cache: Cache = False,
+) -> None:
+    """Run the traces again from their dependencies: reproduction error, copied share, what was inferred."""
+    from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
+
+    for target in (html, perfetto):
+        check_writable(target)
+    factors = _factors(scale)
+    job = read_job(paths, keep_python=True, cache=cache)
+    with show.working("simulating"):
+        document, simulation = _checked(lambda: simulation_document(job, factors, coupled=not alone), paths)
+    if html is not None:
+        write_atomically(html, simulation_page(job, document, simulation).encode())
+        show.note(f"wrote {html}")
+    _write_timelines(job, simulation, perfetto)
+    if as_json:
+        print_json(document)
+    else:
+        show_predict.simulation(document, simulation_findings(document))
+
+
+def critical_path(
+    paths: Paths,
+    as_json: AsJson = False,
+    rank: Annotated[int | None, typer.Option(help="Whose end the path leads to (the last one).")] = None,
+    step: Annotated[int | None, typer.Option(help="Number of the step (all).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 15,
+    html: Html = None,
+    perfetto: Perfetto = None,
+    cache: Cache = False,
+) -> None:
+    """What a step's time consists of, across threads, streams and ranks, and what would shorten it."""
+    from foretrace.report.simulation import critical_path_document, critical_path_findings, critical_path_page
+
+    for target in (html, perfetto):
+        check_writable(target)
+    job = read_job(paths, keep_python=True, cache=cache)
+    with show.working("following the critical path"):
+        document, simulation = _checked(lambda: critical_path_document(job, rank, step, top), paths)
+    if html is not None:
+        write_atomically(html, critical_path_page(document).encode())
+        show.note(f"wrote {html}")
+    _write_timelines(job, simulation, perfetto)
+    if as_json:
+        print_json(document)
+    else:
+        show_predict.critical_path(document, critical_path_findings(document))
+
+
+def validate(
+    paths: Paths,
+    as_json: AsJson = False,
+    html: Html = None,
+    perfetto: Perfetto = None,
+    cache: Cache = False,
+) -> None:
+    """How far a simulation of these traces can be trusted: baselines, copied share, held-out steps and ranks."""
+    from foretrace import estimate
+    from foretrace.report.summary import without_nan
+    from foretrace.report.validation import validation_page
+
+    for target in (html, perfetto):
+        check_writable(target)
+    job = read_job(paths, keep_python=True, cache=cache)
+    with show.steps() as progress:
+        document: dict[str, Any] = without_nan(_checked(lambda: estimate.validate(job, progress=progress), paths))
+    if html is not None:
+        write_atomically(html, validation_page(document).encode())
+        show.note(f"wrote {html}")
+    if perfetto is not None:
+        from foretrace.report.simulation import simulation_document
+
+        _write_timelines(job, simulation_document(job)[1], perfetto)
+    if as_json:
+        print_json(document)
+    else:
+        show_predict.validation(document)
+
+
+def _checked(work: Any, paths: list[Path]) -> Any:
+    """What cannot be simulated is an error in the input, told in one line."""
+    try:
+        return work()
+    except GraphError as error:
+        raise FormatError(str(paths[0]), str(error), "the trace contradicts itself; please report it") from None
+    except ValueError as error:
+        raise FormatError(str(paths[0]), str(error), "see --help") from None
+
+
+def _write_timelines(job: Any, simulation: Any, path: Path | None) -> None:
+    if path is None:
+        return
+    from foretrace.formats.perfetto import write
+
+    write(job, path, simulated=simulation.job)
+    show.note(f"wrote {path}; open it in ui.perfetto.dev")
