@@ -40,7 +40,7 @@ def analysis_page(job: Job, document: dict[str, Any]) -> str:
         document: what `foretrace.report.summary.analysis` made of the job.
     """
     page = Page()
-    page.add("What to know", f"<ul>{''.join(f'<li>{_text(s)}</li>' for s in findings(document))}</ul>", "findings")
+    page.findings(findings(document))
     ranks = [rank for rank in document["ranks"] if rank["span_ns"]]
     if ranks:
         page.plot("Where each rank spends its time", _breakdown_bars(ranks), note="Share of the rank's span.")
@@ -80,6 +80,10 @@ class Page:
     def add(self, title: str, body: str, kind: str = "") -> None:
         """A section of HTML."""
         self._sections.append(f'<section class="{kind}"><h2>{_text(title)}</h2>{body}</section>')
+
+    def findings(self, sentences: Sequence[str]) -> None:
+        """The section that a reader should see first."""
+        self.add("What to know", f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in sentences)}</ul>", "findings")
 
     def plot(self, title: str, figure: Figure, note: str = "") -> None:
         """A section with a Plotly figure."""

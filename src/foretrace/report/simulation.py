@@ -117,9 +117,7 @@ def critical_path_document(
 def simulation_page(job: Job, document: dict[str, Any], simulation: Simulation) -> str:
     """The page of ``foretrace simulate --html``: measured and simulated side by side."""
     page = Page()
-    page.add(
-        "What to know", f"<ul>{''.join(f'<li>{line}</li>' for line in simulation_findings(document))}</ul>", "findings"
-    )
+    page.findings(simulation_findings(document))
     timeline = max(job, key=lambda one: len(one.device_rows))
     other = simulation.job.rank(timeline.rank)
     steps, simulated = device_steps(timeline), device_steps(other)
@@ -275,7 +273,8 @@ def critical_path_findings(document: dict[str, Any]) -> list[str]:
     top = document["composition"]["kind"][:3]
     parts = ", ".join(f"{row['name']} {row['share_pct']:.0f} %" for row in top)
     lines = [
-        f"The critical path of rank {document['rank']}, {_covered(document)}, is {milliseconds(document['length_ns'])} long: {parts}."
+        f"The critical path of rank {document['rank']}, {_covered(document)}, is "
+        f"{milliseconds(document['length_ns'])} long: {parts}."
     ]
     lines.append(f"{100 * document['copied_share']:.0f} % of it was copied from the measurement, not derived.")
     best = document["improvements"][0] if document["improvements"] else None
