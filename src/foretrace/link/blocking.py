@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.link.device import DeviceWork, Flags, Ints, is_named, runtime_rows
+from foretrace.link.device import DeviceWork, Flags, Ints, calls_named, is_named
 from foretrace.trace import Timeline
 
 _LONG_CALL_NS = 50_000
@@ -141,8 +141,7 @@ def _queue_depth(call_start: Ints, call_end: Ints, work_end: Ints) -> int:
 
 def _synchronizing(work: DeviceWork, found: Blocking) -> None:
     timeline = work.timeline
-    rows = runtime_rows(timeline)
-    calls = rows[is_named(timeline, rows, "synchronize")]
+    calls = calls_named(timeline, "synchronize")
     recorded = _recorded_streams(timeline)
     device_wide = is_named(timeline, calls, "devicesynchronize", "ctxsynchronize") | _is_exactly(
         timeline, calls, "synchronize"
@@ -167,7 +166,7 @@ def _synchronizing(work: DeviceWork, found: Blocking) -> None:
             found.resume_ns[call] = max(until, int(start[at]))
         elif end[at] - start[at] > _LONG_CALL_NS:
             found.is_unexplained[call] = True
-    _implicit(work, found, rows, lanes)
+    _implicit(work, found, lanes)
 
 
 def _is_exactly(timeline: Timeline, rows: Ints, name: str) -> NDArray[np.bool_]:
@@ -238,10 +237,10 @@ def _event_wait(work: DeviceWork, found: Blocking, call: int) -> None:
     found.is_unexplained[call] = end - start > _LONG_CALL_NS
 
 
-def _implicit(work: DeviceWork, found: Blocking, rows: Ints, lanes: _Lanes) -> None:
+def _implicit(work: DeviceWork, found: Blocking, lanes: _Lanes) -> None:
     """Calls that free or pin memory wait for the device: where device work ended just before they did."""
     timeline = work.timeline
-    calls = rows[is_named(timeline, rows, *_IMPLICIT)]
+    calls = calls_named(timeline, *_IMPLICIT)
     calls = calls[timeline.duration_ns[calls] > _LONG_CALL_NS]
     for call in calls.tolist():
         start, end = int(timeline.start_ns[call]), int(timeline.end_ns[call])

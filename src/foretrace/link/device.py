@@ -162,10 +162,7 @@ def _launched_together(timeline: Timeline, call: Ints, lane: Ints) -> tuple[Flag
     count = len(call)
     has_call = call >= 0
     per_call = np.bincount(call[has_call], minlength=timeline.num_events)
-    names = timeline.strings
-    calls = np.unique(timeline.events["name"][call[has_call]])
-    graph_launches = [int(name) for name in calls.tolist() if "graphlaunch" in names[name].lower()]
-    in_graph = has_call & ((per_call[call] > 1) | np.isin(timeline.events["name"][call], graph_launches))
+    in_graph = has_call & ((per_call[call] > 1) | is_named(timeline, call, "graphlaunch"))
     leads = np.ones(count, np.bool_)
     mine = np.flatnonzero(in_graph)
     _, first = np.unique(call[mine] * (lane.max(initial=0) + 1) + lane[mine], return_index=True)
@@ -224,13 +221,21 @@ def _find_slow_calls(work: DeviceWork) -> None:
 def is_named(timeline: Timeline, rows: Ints, *words: str) -> Flags:
     """Which of the given events have one of the words in their name, whatever its case."""
     names = timeline.events["name"][rows]
-    distinct = np.unique(names)
-    texts = [text.lower() for text in timeline.strings.lookup(distinct)]
-    hits = [i for i, text in zip(distinct.tolist(), texts, strict=True) if any(word in text for word in words)]
-    return np.isin(names, hits)
+    distinct = np.flatnonzero(np.bincount(names + 1, minlength=1)) - 1
+    is_hit = np.zeros(int(names.max(initial=-1)) + 2, np.bool_)  # the last one answers for -1
+    for name, text in zip(distinct.tolist(), timeline.strings.lookup(distinct), strict=True):
+        is_hit[name] = any(word in text.lower() for word in words)
+    return np.asarray(is_hit[names])
 
 
 def runtime_rows(timeline: Timeline) -> Ints:
     """Runtime calls on host threads, by start."""
     rows = timeline.rows(Category.RUNTIME).astype(np.int64)
+    return rows[np.argsort(timeline.start_ns[rows], kind="stable")]
+
+
+def calls_named(timeline: Timeline, *words: str) -> Ints:
+    """Runtime calls with one of the words in their name, by start."""
+    rows = timeline.rows(Category.RUNTIME).astype(np.int64)
+    rows = rows[is_named(timeline, rows, *words)]
     return rows[np.argsort(timeline.start_ns[rows], kind="stable")]

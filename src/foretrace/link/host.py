@@ -60,7 +60,6 @@ def host_slices(timeline: Timeline, blocking: Blocking, begin_ns: int) -> HostSl
     is_poll = is_named(timeline, rows, *_POLLING) & (timeline.category[rows] == Category.RUNTIME)
     rows = rows[~is_poll]
     start, end, lane = timeline.start_ns[rows], timeline.end_ns[rows], timeline.events["lane"][rows]
-    # Sorting by one number is several times faster than by three; lengths beyond a second are all alike here.
     order = _by_lane_and_start(lane, start, end, rows)
     rows = rows[order]
     parts = _cut(
@@ -76,8 +75,32 @@ def host_slices(timeline: Timeline, blocking: Blocking, begin_ns: int) -> HostSl
 
 
 def _by_lane_and_start(lane: Ints, start: Ints, end: Ints, rows: Ints) -> NDArray[np.intp]:
-    """Order by lane, start, descending end, then file order."""
-    return np.lexsort((rows, -end, start, lane))
+    """Order by lane, start, descending end, then file order.
+
+    One key is sorted and its few ties are put right after, which is several times faster than sorting by four.
+    """
+    span = int(start.max(initial=0) - start.min(initial=0)) + 1 if len(start) else 1
+    if span >= 1 << 47:
+        return np.lexsort((rows, -end, start, lane))
+    key = (lane.astype(np.int64) << 47) | (start - start.min(initial=start[0] if len(start) else 0))
+    order = np.argsort(key, kind="stable")
+    _order_ties(order, key, end, rows)
+    return order
+
+
+@njit(cache=True, nogil=True)
+def _order_ties(order: Ints, key: Ints, end: Ints, rows: Ints) -> None:
+    """Insertion sort by descending end and row among neighbors with equal keys."""
+    for at in range(1, len(order)):
+        one = order[at]
+        to = at
+        while to > 0 and key[order[to - 1]] == key[one]:
+            other = order[to - 1]
+            if end[other] > end[one] or (end[other] == end[one] and rows[other] < rows[one]):
+                break
+            order[to] = other
+            to -= 1
+        order[to] = one
 
 
 @njit(cache=True, nogil=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.link.device import NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, is_named, runtime_rows
+from foretrace.link.device import NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, calls_named, runtime_rows
 
 RECENT_NS = 30_000  # work that ended this long before a start may have caused it
 BY_CALLS, BY_TIMING, RECORDED = 0.9, 0.7, 1.0
@@ -105,9 +105,8 @@ def waits_by_calls(work: DeviceWork) -> Waits:
     is its target (its library records and waits before each launch); else the work on another stream that follows.
     """
     timeline = work.timeline
-    rows = runtime_rows(timeline)
-    waits = rows[is_named(timeline, rows, "streamwaitevent")]
-    records = rows[is_named(timeline, rows, "eventrecord")]
+    waits = calls_named(timeline, "streamwaitevent")
+    records = calls_named(timeline, "eventrecord")
     parts = []
     for thread in np.unique(timeline.events["lane"][waits]).tolist():
         launched = np.flatnonzero(work.has_call & work.leads & (work.thread == thread))
@@ -179,8 +178,7 @@ def waits_by_timing(work: DeviceWork, late: Flags) -> Waits:
 def _lacks_wait_call(work: DeviceWork) -> Flags:
     """Work whose thread makes wait calls, but none since the launch of the work before it on its stream."""
     timeline = work.timeline
-    rows = runtime_rows(timeline)
-    waits = rows[is_named(timeline, rows, "streamwaitevent")]
+    waits = calls_named(timeline, "streamwaitevent")
     lacks = np.zeros(len(work), np.bool_)
     previous = np.where(work.previous >= 0, work.call_start_ns[work.previous], work.call_start_ns.min(initial=0))
     for thread in np.unique(timeline.events["lane"][waits]).tolist():

@@ -241,11 +241,7 @@ def _part_bars(parts: list[dict[str, Any]]) -> Figure:
 def critical_path_page(document: dict[str, Any]) -> str:
     """The page of ``foretrace critical-path --html``."""
     page = Page()
-    page.add(
-        "What to know",
-        f"<ul>{''.join(f'<li>{line}</li>' for line in critical_path_findings(document))}</ul>",
-        "findings",
-    )
+    page.findings(critical_path_findings(document))
     kinds = document["composition"]["kind"]
     bar = {
         "type": "bar",

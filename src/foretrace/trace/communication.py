@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from dataclasses import dataclass
@@ -217,14 +218,14 @@ def _sizes_from_shapes(timeline: Timeline, rows: NDArray[np.intp]) -> NDArray[np
     source = np.where(on_host, rows, enclosing_event(timeline, timeline.launch_row[rows], candidates))
     by_event = np.full(timeline.num_events, -1, np.int64)
     by_event[table["event"]] = np.arange(table.num_rows)
-    shapes, types = table.texts("input_shapes"), table.texts("input_types")
-    for at, row in enumerate(source.tolist()):
-        operator = int(by_event[row]) if row >= 0 else -1
-        if operator >= 0:
-            sizes[at] = tensor_bytes(shapes[operator], types[operator])
+    operator = np.where(source >= 0, by_event[source], -1)
+    known = np.flatnonzero(operator >= 0)
+    pairs = (timeline.strings.lookup(table[name][operator[known]]) for name in ("input_shapes", "input_types"))
+    sizes[known] = [tensor_bytes(shapes, types) for shapes, types in zip(*pairs, strict=True)]
     return sizes
 
 
+@functools.lru_cache(maxsize=4096)
 def tensor_bytes(shapes_text: str, types_text: str) -> int:
     """Bytes of the first tensor of an operator, -1 where its shape or type is unknown."""
     try:

@@ -123,7 +123,9 @@ class Timeline:
 
     def rows(self, *categories: Category) -> NDArray[np.intp]:
         """Rows of ``events`` of the given categories, in file order."""
-        return np.flatnonzero(np.isin(self.category, categories))
+        wanted = np.zeros(len(Category), np.bool_)
+        wanted[list(categories)] = True
+        return np.flatnonzero(wanted[self.category])
 
     @cached_property
     def device_rows(self) -> NDArray[np.intp]:
