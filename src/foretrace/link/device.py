@@ -76,9 +76,7 @@ class DeviceWork:
 
     def lanes(self) -> list[tuple[int, slice]]:
         """Every stream with the rows of its work."""
-        ids, first = np.unique(self.lane, return_index=True)
-        borders = [*first.tolist(), len(self)]
-        return [(lane, slice(*border)) for lane, border in zip(ids.tolist(), itertools.pairwise(borders), strict=True)]
+        return runs(self.lane)
 
     def ready_ns(self) -> Ints:
         """When launch and stream order would let each event start."""
@@ -216,6 +214,15 @@ def _find_slow_calls(work: DeviceWork) -> None:
     inside = work.start_ns <= work.call_end_ns + 2 * latency
     slow = work.has_call & work.leads & late & inside
     work.issue_ns[slow] = np.minimum(work.start_ns - latency, work.call_end_ns)[slow]
+
+
+def runs(values: Ints) -> list[tuple[int, slice]]:
+    """Each stretch of equal values: the value and its rows."""
+    if not len(values):
+        return []
+    first = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
+    stretches = itertools.pairwise([*first, len(values)])
+    return [(value, slice(*stretch)) for value, stretch in zip(values[first].tolist(), stretches, strict=True)]
 
 
 def is_named(timeline: Timeline, rows: Ints, *words: str) -> Flags:

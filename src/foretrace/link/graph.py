@@ -117,6 +117,8 @@ def _shifted(columns: Columns, by: int, names: tuple[str, ...]) -> Columns:
 
 
 def _stacked(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return dict(parts[0])
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 

@@ -60,12 +60,11 @@ def handoffs(
     threads = {lane: _thread(slices, rows) for lane, rows in slices.lanes() if lane in launching}
     gap_length = slices.end_ns - slices.start_ns
     is_start = slices.part == START
-    gaps = np.flatnonzero(
-        ((slices.part == GAP) & (gap_length > LONG_GAP_NS) & np.isin(slices.lane, list(launching))) | is_start
-    )
+    gaps = np.flatnonzero(((slices.part == GAP) & (gap_length > LONG_GAP_NS)) | is_start)
+    gaps = gaps[is_start[gaps] | np.isin(slices.lane[gaps], list(launching))]
     strict, loose = (_sources(slices, gaps, threads, is_strict) for is_strict in (True, False))
     found = np.where(strict >= 0, strict, np.where(is_start[gaps], loose, -1))
-    if len(np.unique(step[step >= 0])) > 1:
+    if step.max(initial=-1) > 0:
         found = _vote(timeline, slices, gaps, found, loose, step, leave_out)
     use = found >= 0
     confidence = np.where(strict[use] >= 0, 0.9, 0.6)
@@ -134,8 +133,8 @@ def _vote(
 
 def launching_lanes(slices: HostSlices, threads: Ints) -> set[int]:
     """Threads that launch device work; without any, all threads with slices."""
-    found = set(np.unique(threads[threads >= 0]).tolist())
-    return found or set(np.unique(slices.lane).tolist())
+    found = set((np.flatnonzero(np.bincount(threads + 1, minlength=1)[1:])).tolist())
+    return found or {lane for lane, _ in slices.lanes()}
 
 
 def slice_steps(step_start: Ints, step_end: Ints, time_ns: Ints) -> Ints:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from foretrace.link.blocking import Blocking
-from foretrace.link.device import Ints, is_named
+from foretrace.link.device import Ints, is_named, runs
 from foretrace.trace import Category, LaneKind, Timeline
 from foretrace.trace.steps import operator_rows
 
@@ -40,9 +39,7 @@ class HostSlices:
 
     def lanes(self) -> list[tuple[int, slice]]:
         """Every thread with its rows."""
-        ids, first = np.unique(self.lane, return_index=True)
-        borders = [*first.tolist(), len(self)]
-        return [(lane, slice(*border)) for lane, border in zip(ids.tolist(), itertools.pairwise(borders), strict=True)]
+        return runs(self.lane)
 
 
 def host_slices(timeline: Timeline, blocking: Blocking, begin_ns: int) -> HostSlices:

@@ -14,7 +14,8 @@ from foretrace.link.device import LONG_AGO, NOISE_NS, ROUNDING_NS, DeviceWork, F
 from foretrace.link.handoffs import Handoffs, handoffs, launching_lanes, slice_steps
 from foretrace.link.host import GAP, ISSUE, RETURN, START, HostSlices, host_slices
 from foretrace.link.waits import RECENT_NS, Waits, event_waits, ready_with, wait_latency_ns
-from foretrace.trace import Category, EdgeKind, StringTable, TaskKind, Timeline
+from foretrace.trace import Category, EdgeKind, TaskKind, Timeline
+from foretrace.trace.graph import EDGE_COLUMNS, TASK_COLUMNS
 from foretrace.trace.steps import profiler_steps
 
 OCCUPANCY = 0.3
@@ -61,7 +62,7 @@ def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -
     host = _host_tasks(timeline, slices, found, blocking, slice_step)
     part = RankPart(
         timeline,
-        {name: np.concatenate((host[name], column)) for name, column in device.columns().items()},
+        _joined(host, device.columns()),
         _edges(slices, found, blocking, device),
         {},
         {},
@@ -83,6 +84,15 @@ def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -
     }
     _take_note(part, work, blocking, slices, found, waits, device)
     return part
+
+
+def _joined(host: dict[str, NDArray[Any]], device: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Host tasks, then device tasks, in the types of the graph's columns."""
+    joined = {}
+    for name, column in host.items():
+        joined[name] = np.empty(len(column) + len(device[name]), TASK_COLUMNS[name][0])
+        joined[name][: len(column)], joined[name][len(column) :] = column, device[name]
+    return joined
 
 
 def _slice_of(slices: HostSlices, part: int, events: int) -> Ints:
@@ -264,19 +274,13 @@ def _edges(slices: HostSlices, found: Handoffs, blocking: Blocking, device: _Dev
 
 
 def _edge_columns(parts: list[tuple[Any, Any, Any, Any, Any]]) -> dict[str, NDArray[Any]]:
-    lengths = [len(part[0]) for part in parts]
+    """Parts of (source, target, lag, kind, confidence) one after the other, in the types of the graph's columns."""
+    borders = np.concatenate(([0], np.cumsum([len(part[0]) for part in parts])))
     columns = {}
-    for at, (name, dtype) in enumerate(
-        (
-            ("source", np.int64),
-            ("target", np.int64),
-            ("lag_ns", np.int64),
-            ("kind", np.int8),
-            ("confidence", np.float32),
-        )
-    ):
-        filled = [np.broadcast_to(np.asarray(p[at], dtype), (n,)) for p, n in zip(parts, lengths, strict=True)]
-        columns[name] = np.concatenate(filled)
+    for at, (name, (dtype, _)) in enumerate(EDGE_COLUMNS.items()):
+        columns[name] = np.empty(borders[-1], dtype)
+        for part, begin, end in zip(parts, borders[:-1], borders[1:], strict=True):
+            columns[name][begin:end] = part[at]
     return columns
 
 
@@ -334,6 +338,3 @@ def _delays(device: _DeviceTasks, kind: TaskKind) -> tuple[int, int]:
 
 def _time(device: _DeviceTasks, rows: Ints) -> tuple[int, int]:
     return len(rows), int((device.work.start_ns - np.maximum(device.ready, LONG_AGO))[rows].sum())
-
-
-__all__ = ["RankPart", "StringTable", "rank_part"]
