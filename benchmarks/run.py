@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import accuracy
 from method import PAIRS, alternate, machine, ratio_of_pairs, run_worker
 
 HERE = Path(__file__).parent
@@ -29,11 +30,14 @@ def main() -> None:
         against_hta(options.traces, options.pairs),
         arrow_cache(options.traces, options.pairs),
         gigabyte(options.traces),
+        engine(),
+        linking(options.traces, options.pairs),
     ]
     page = ROOT / "docs" / "benchmarks.md"
     text = (HERE / "page.md").read_text().replace("{machine}", head).replace("{sections}", "\n\n".join(sections))
     page.write_text(text + "\n")
     print(text)
+    accuracy.write(options.traces)
 
 
 def hta_python() -> str:
@@ -122,6 +126,57 @@ def gigabyte(traces: Path) -> str:
     row = f"| {size / 1e9:.2f} GB | {result['load_s']:.1f} s | {peak:.0f} MB | {peak * 1e6 / size:.2f} |"
     title = ["## A 1 GB file", "", "| raw size | load | peak memory | over raw size |", "|---|---|---|---|"]
     return "\n".join([*title, row])
+
+
+def engine() -> str:
+    """The event engine on made-up graphs; three runs in a process, after compilation."""
+    lines = ["## The event engine", "", "| graph | tasks | edges | best | worst of 3 | peak memory |"]
+    lines.append("|---|---|---|---|---|---|")
+    cases = {
+        "two edges a task, no blocking calls": ["tasks", "10000000"],
+        "1,000 coupled ranks, blocking calls resolved while simulating": ["ranks", "1000", "10000"],
+    }
+    for name, arguments in cases.items():
+        found = run_worker([sys.executable, str(HERE / "worker_engine.py"), *arguments])
+        times = f"{found['best_s']:.2f} s | {found['worst_s']:.2f} s"
+        memory = f"{found['peak_mb'] / 1e3:.1f} GB"
+        lines.append(f"| {name} | {found['tasks']:,} | {found['edges']:,} | {times} | {memory} |")
+        print(lines[-1], file=sys.stderr)
+    return "\n".join(lines)
+
+
+LINKED = ("train-v100-ns-timestamps", "train-a100-2gpu-nccl-metadata", "resnet50-v100-2021-categories")
+
+
+def linking(traces: Path, pairs: int) -> str:
+    """From a loaded timeline to the graph, and HTA's critical path of one step against ours of all steps."""
+    lines = ["## From a loaded timeline to graph, simulation and critical path", ""]
+    lines += [
+        "| trace | events | tasks | graph | events/s | simulation | path of all steps |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case in (*CASES, *LINKED):
+        ours = [sys.executable, str(HERE / "worker_link.py"), str(traces / case)]
+        results = alternate({"ours": ours}, pairs)["ours"]
+        link, simulate, path = (_median([r[key] for r in results]) for key in ("link_s", "simulate_s", "path_s"))
+        events, tasks = int(results[0]["events"]), int(results[0]["tasks"])
+        times = f"{link:.3f} s | {events / link / 1e6:.2f} M | {simulate:.4f} s | {path:.3f} s"
+        lines.append(f"| {case} | {events:,} | {tasks:,} | {times} |")
+        print(lines[-1], file=sys.stderr)
+    folder = str(traces / CASES[0])
+    sides = {
+        "hta": [hta_python(), str(HERE / "worker_hta_path.py"), folder],
+        "ours": [sys.executable, str(HERE / "worker_link.py"), folder],
+    }
+    results = alternate(sides, pairs)
+    hta, mine = ([result["total_s"] for result in results[side]] for side in ("hta", "ours"))
+    lines += [
+        "",
+        f"`{CASES[0]}`: HTA 0.5.0 takes {_median(hta):.2f} s for the critical path of one step "
+        f"({int(results['hta'][0]['nodes']):,} nodes), we {_median(mine):.2f} s for graph, simulation and path of all "
+        f"six ({int(results['ours'][0]['tasks']):,} tasks): {ratio_of_pairs(hta, mine)} times.",
+    ]
+    return "\n".join(lines)
 
 
 def _median(values: list[float]) -> float:

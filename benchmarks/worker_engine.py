@@ -63,7 +63,9 @@ def coupled_ranks(ranks: int, tasks: int, collectives: int) -> ExecutionGraph:
     lane = np.full(count, -1, np.int32)
     lane[: ranks * tasks] = np.repeat(np.arange(2 * ranks), np.tile([host, pairs], ranks))
     kind = np.full(count, TaskKind.RENDEZVOUS, np.int8)
-    kind[: ranks * tasks] = np.repeat(np.tile([TaskKind.OPERATOR, TaskKind.KERNEL], ranks), np.tile([host, pairs], ranks))
+    kind[: ranks * tasks] = np.repeat(
+        np.tile([TaskKind.OPERATOR, TaskKind.KERNEL], ranks), np.tile([host, pairs], ranks)
+    )
     duration = generator.integers(1_000, 20_000, count)
     duration[hub] = 0
     graph = ExecutionGraph.from_columns({"duration_ns": duration, "lane": lane, "kind": kind}, edges, lanes)

@@ -114,8 +114,8 @@ def _interval(instances: Instances, timeline: Timeline, step: int, others: NDArr
     generator = np.random.default_rng(0)
     drawn = generator.choice(single, (_RESAMPLES, len(single)))
     spread = np.std(single, ddof=1) if len(single) > 1 else 0.0
-    # A new step differs from the mean by its own spread, too.
-    values = drawn.mean(axis=1) + generator.normal(0.0, 1.0, _RESAMPLES) * spread
+    # A new step differs from the mean by its own spread, too, which a handful of steps tells only roughly.
+    values = drawn.mean(axis=1) + generator.standard_t(max(len(single) - 1, 1), _RESAMPLES) * spread
     low, high = np.percentile(values, [2.5, 97.5])
     return int(low), int(high)
 

@@ -156,7 +156,8 @@ class _DeviceTasks:
         kind = np.full(len(work), -1, np.int64)
         kind[late] = TaskKind.UNEXPLAINED
         kind[late & work.in_graph] = TaskKind.UNRECORDED_GRAPH_WORK
-        kind[late & ~work.has_call] = TaskKind.BEFORE_TRACE
+        # The first work of a device waits for work that was there before the trace, if it waits at all.
+        kind[late & (~work.has_call | _is_first_of_device(work))] = TaskKind.BEFORE_TRACE
         occupied = np.full(len(work), -1, np.int64)
         if leave_out is not None:
             kind[(work.step == leave_out) & (kind == TaskKind.UNEXPLAINED)] = -1
@@ -219,6 +220,15 @@ class _DeviceTasks:
             "measured_start_ns": start,
             "measured_end_ns": end,
         }
+
+
+def _is_first_of_device(work: DeviceWork) -> Flags:
+    devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)[work.lane]
+    first = np.zeros(len(work), np.bool_)
+    for device in np.flatnonzero(np.bincount(devices + 1)) - 1 if len(work) else ():
+        mine = np.flatnonzero(devices == device)
+        first[mine[work.start_ns[mine].argmin()]] = True
+    return first
 
 
 def _occupiers(work: DeviceWork, rows: Ints) -> Ints:
