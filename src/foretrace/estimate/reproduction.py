@@ -99,17 +99,22 @@ def reproduction(job: Job, simulation: Simulation) -> dict[str, Any]:
                 "simulated_ns": simulated,
                 "error_pct": error_pct(simulated, measured),
                 "copied_share": path.copied_share if path else None,
-                "unexplained_ns": _unexplained(simulation.graph, rank),
+                "unexplained_ns": _unexplained(simulation.graph, job.rank(rank)),
                 "steps": steps,
             }
         )
     return {"ranks": ranks, "mean_abs_error_pct": mean_abs(all_errors(errors))}
 
 
-def _unexplained(graph: ExecutionGraph, rank: int) -> int:
-    """Delays of device work that no cause was found for, on the path or not."""
-    mine = (graph.rank == rank) & (graph.tasks["kind"] == TaskKind.UNEXPLAINED)
-    return int(graph.tasks["duration_ns"][mine].sum())
+def _unexplained(graph: ExecutionGraph, timeline: Timeline) -> int:
+    """Delays of device work within the measured steps that no cause was found for, on the path or not."""
+    steps, tasks = device_steps(timeline), graph.tasks
+    if not len(steps.number):
+        return 0
+    mine = (graph.rank == timeline.rank) & (tasks["kind"] == TaskKind.UNEXPLAINED)
+    start = np.maximum(tasks["measured_start_ns"][mine], steps.start_ns[0])
+    end = np.minimum(tasks["measured_end_ns"][mine], steps.end_ns[-1])
+    return int(np.maximum(end - start, 0).sum())
 
 
 def part_errors(measured: Job, simulated: Job) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from foretrace.link.device import NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints
 
 RECENT_NS = 30_000  # work that ended this long before a start may have caused it
 BY_CALLS, BY_TIMING, RECORDED = 0.9, 0.7, 1.0
+_FAR = np.iinfo(np.int64).max // 4
+_MOST_PENDING = 8  # collectives that a program launches before it waits for the first of them
 
 
 @dataclass
@@ -119,6 +121,25 @@ def waits_by_calls(work: DeviceWork) -> Waits:
     return joined(parts)
 
 
+def weakened(work: DeviceWork, found: Waits, leave_out: int | None = None) -> Waits:
+    """Pairs whose source is a collective that some step contradicts, with an earlier one on its stream instead.
+
+    A collective is often waited for after the next one was launched, whose record then seems to be the one: which it
+    was, only times can tell.
+    """
+    same = StepMap(work)
+    found = Waits(found.source.copy(), found.target, found.confidence)
+    for _ in range(_MOST_PENDING):
+        wrong = np.flatnonzero(_contradicted(work, same, found, leave_out))
+        wrong = wrong[work.is_communication[found.source[wrong]]]
+        before = work.previous[found.source[wrong]]
+        usable = (before >= 0) & work.is_communication[before]
+        if not usable.any():
+            break
+        found.source[wrong[usable]] = before[usable]
+    return found
+
+
 def _of_thread(work: DeviceWork, launched: Ints, wait_ns: Ints, record_ns: Ints) -> Waits:
     called = work.call_start_ns[launched]
     record = np.searchsorted(record_ns, wait_ns, side="left") - 1
@@ -135,9 +156,7 @@ def _of_thread(work: DeviceWork, launched: Ints, wait_ns: Ints, record_ns: Ints)
     source = np.where(to_collective, last_other[after], before)
     ok = (target >= 0) & (source >= 0)
     source, target = launched[source[ok]], launched[target[ok]]
-    is_possible = work.end_ns[source] <= work.start_ns[target] + ROUNDING_NS
-    pairs = Waits(source, target, np.full(len(source), BY_CALLS))
-    return pairs.take(is_possible)
+    return Waits(source, target, np.full(len(source), BY_CALLS))
 
 
 def _next_other(lane: Ints) -> Ints:
@@ -153,26 +172,33 @@ def _last_other(lane: Ints) -> Ints:
 
 
 def waits_by_timing(work: DeviceWork, late: Flags) -> Waits:
-    """For late work the work on another stream of its device that ended last before it started, if recently.
+    """For late work the work on another stream of its device that ended shortly before it started.
 
-    Where the trace shows wait calls, one must lie between the launch of the work before it on its stream and its own.
+    Of several candidates it is the one whose distance is most like the usual one. Where the trace shows wait calls, one
+    must lie between the launch of the work before it on its stream and its own.
     """
     at = np.flatnonzero(late & ~_lacks_wait_call(work))
-    start = work.start_ns[at]
+    source = np.stack([np.full(len(at), -1), *(_last_ended(work, at, *one) for one in work.lanes())])
+    lag = np.where(source >= 0, work.start_ns[at] - work.end_ns[source], RECENT_NS + 1)
+    lag[lag > RECENT_NS] = _FAR
+    shortest = lag.min(axis=0, initial=_FAR)
+    alone = (lag < _FAR).sum(axis=0) == 1
+    usual = np.median(shortest[alone & (shortest >= 0)]) if (alone & (shortest >= 0)).any() else 0
+    best = np.abs(lag - usual).argmin(axis=0)
+    found = np.flatnonzero(lag[best, np.arange(len(at))] < _FAR)
+    return Waits(source[best[found], found], at[found], np.full(len(found), BY_TIMING))
+
+
+def _last_ended(work: DeviceWork, at: Ints, lane: int, rows: slice) -> Ints:
+    """The last work on a stream that had ended as each of ``at`` began and was launched before it; -1 for none."""
+    devices = np.array([one.device for one in work.timeline.lanes], np.int64)
     called = np.where(work.has_call[at], work.call_start_ns[at], np.iinfo(np.int64).max)
-    devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)
-    best, best_end = np.full(len(at), -1, np.int64), np.full(len(at), -1, np.int64)
-    for lane, rows in work.lanes():
-        ended = np.maximum.accumulate(work.end_ns[rows])
-        last = rows.start + np.searchsorted(ended, start + ROUNDING_NS // 2, side="right") - 1
-        # What was launched after the target cannot be waited for, however well its times fit.
-        source = np.minimum(last, work.latest_before(rows, called))
-        end = work.end_ns[np.maximum(source, 0)]
-        ok = (source >= rows.start) & (work.lane[at] != lane) & (devices[work.lane[at]] == devices[lane])
-        ok &= (start - end <= RECENT_NS) & (end > best_end)
-        best[ok], best_end[ok] = source[ok], end[ok]
-    found = best >= 0
-    return Waits(best[found], at[found], np.full(int(found.sum()), BY_TIMING))
+    ended = np.maximum.accumulate(work.end_ns[rows])
+    last = rows.start + np.searchsorted(ended, work.start_ns[at] + ROUNDING_NS // 2, side="right") - 1
+    # What was launched after the target cannot be waited for, however well its times fit.
+    source = np.minimum(last, work.latest_before(rows, called))
+    usable = (source >= rows.start) & (work.lane[at] != lane) & (devices[work.lane[at]] == devices[lane])
+    return np.where(usable, source, -1)
 
 
 def _lacks_wait_call(work: DeviceWork) -> Flags:
@@ -198,24 +224,43 @@ def pooled(work: DeviceWork, found: Waits, leave_out: int | None = None) -> Wait
         leave_out: a step whose times may not be used: it only receives pairs.
     """
     same = StepMap(work)
-    target_step = work.step[found.target]
     if leave_out is not None:
-        found = found.take((target_step != leave_out) | (found.confidence >= RECORDED))
-        target_step = work.step[found.target]
-    in_steps = (target_step >= 0) & (work.step[found.source] >= 0) & (work.steps > 1)
+        found = found.take((work.step[found.target] != leave_out) | (found.confidence >= RECORDED))
+    found = found.take(~_contradicted(work, same, found, leave_out) | (found.confidence >= RECORDED))
+    in_steps = _in_steps(work, found)
     alone, found = found.take(~in_steps), found.take(in_steps)
-    back = work.step[found.source] - work.step[found.target]
-    contradicted = np.zeros(len(found), np.bool_)
     copies = []
-    for step in range(work.steps):
-        steps = np.full(len(found), step)
-        source, target = same.counterpart(found.source, steps + back), same.counterpart(found.target, steps)
+    for step in range(work.steps if len(found) else 0):
+        source, target = _counterparts(work, same, found, step)
         known = (source >= 0) & (target >= 0)
+        copies.append(Waits(source, target, found.confidence).take(known))
+    return joined([alone, *copies])
+
+
+def _in_steps(work: DeviceWork, pairs: Waits) -> Flags:
+    return np.asarray((work.step[pairs.target] >= 0) & (work.step[pairs.source] >= 0) & (work.steps > 1))
+
+
+def _counterparts(work: DeviceWork, same: StepMap, pairs: Waits, step: int) -> tuple[Ints, Ints]:
+    """The pairs whose targets are in another step; the source may be in the one before it."""
+    steps = np.full(len(pairs), step)
+    back = work.step[pairs.source] - work.step[pairs.target]
+    return same.counterpart(pairs.source, steps + back), same.counterpart(pairs.target, steps)
+
+
+def _contradicted(work: DeviceWork, same: StepMap, pairs: Waits, leave_out: int | None) -> Flags:
+    """Which pairs any step contradicts that has a say, and the pair's own times if it is in no step."""
+
+    def against(source: Ints, target: Ints) -> Flags:
+        known = (source >= 0) & (target >= 0)
+        return np.asarray(known & (work.end_ns[source] > work.start_ns[target] + ROUNDING_NS))
+
+    in_steps = _in_steps(work, pairs)
+    wrong = against(pairs.source, pairs.target) & ~in_steps
+    for step in range(work.steps if in_steps.any() else 0):
         if step != leave_out:
-            contradicted |= known & (work.end_ns[source] > work.start_ns[target] + ROUNDING_NS)
-        copies.append((known, Waits(source, target, found.confidence)))
-    contradicted &= found.confidence < RECORDED
-    return joined([alone, *(pairs.take(known & ~contradicted) for known, pairs in copies)])
+            wrong |= against(*_counterparts(work, same, pairs, step)) & in_steps
+    return wrong
 
 
 def contradicted_in(work: DeviceWork, waits: Waits, step: int) -> tuple[int, int]:
@@ -234,7 +279,7 @@ def event_waits(work: DeviceWork, leave_out: int | None = None, *, use_records: 
         use_records: take waits that the trace records; without them all are inferred.
     """
     told = [recorded_waits(work)] if use_records else []
-    known = pooled(work, joined([*told, waits_by_calls(work)]), leave_out)
+    known = pooled(work, joined([*told, weakened(work, waits_by_calls(work), leave_out)]), leave_out)
     late = (work.start_ns - ready_with(work, known, 0) > NOISE_NS) & work.leads
     return joined([known, pooled(work, waits_by_timing(work, late), leave_out)])
 
