@@ -25,6 +25,8 @@ COLORS = {
 _CAUSE_COLORS = ("#c2504e", "#e3a857", "#8fa3b5", "#7d5ba6", "#c9cfd6")
 _MAX_RANKS_PER_STEP = 16
 _MAX_POINTS = 2_000
+_LONGEST_TEXT = 200
+_LABELS = ("rank", "step")  # numbers that name something
 _DEFINITIONS = """Compute, communication, copies and idle add up to the span of each rank, which runs from its first
 to its last device event (over host operators where there is no device work). Exposed communication is communication
 that no compute hides; memory is copies and sets hidden by neither. Steps are device periods: from the last end of work
@@ -136,13 +138,15 @@ def _cell(rows: Sequence[dict[str, Any]], column: str, value: Any) -> str:
     if value is None:
         return '<td data-value=""></td>'
     if isinstance(value, str):
-        return f'<td class="text">{_text(value)}</td>'
+        shown = value if len(value) <= _LONGEST_TEXT else f"{value[: _LONGEST_TEXT - 3]}..."
+        more = f' title="{_text(value)}"' if shown != value else ""
+        return f'<td class="text"{more}>{_text(shown)}</td>'
     if column.endswith("_ns"):
         shown = milliseconds(value)
     elif column.endswith("_pct"):
         shown = f"{value:.1f} %"
     else:
-        shown = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+        shown = f"{value:,.2f}" if isinstance(value, float) else str(value) if column in _LABELS else f"{value:,}"
     return f'<td data-value="{value}">{shown}</td>'
 
 
