@@ -68,10 +68,11 @@ def _mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def by_step(graph: ExecutionGraph, rank: int) -> Instances:
-    """The steps of one rank as instances."""
+def by_step(graph: ExecutionGraph, rank: int, steps: int | None = None) -> Instances:
+    """The steps of one rank as instances; ``steps`` is their number, where some may have no task."""
     step = np.where(graph.rank == rank, graph.tasks["step"], -1).astype(np.int64)
-    return _instances(graph, step, graph.tasks["lane"].astype(np.int64))
+    count = int(graph.tasks["step"].max(initial=-1)) + 1 if steps is None else steps
+    return _instances(graph, step, graph.tasks["lane"].astype(np.int64), count)
 
 
 def by_rank(graph: ExecutionGraph) -> Instances:
@@ -83,7 +84,7 @@ def by_rank(graph: ExecutionGraph) -> Instances:
     place = np.searchsorted(ranks, graph.rank)
     instance = np.where(graph.rank >= 0, place, -1).astype(np.int64)
     role = np.append(_roles(graph), -1)
-    return _instances(graph, instance, role[graph.tasks["lane"]])
+    return _instances(graph, instance, role[graph.tasks["lane"]], len(ranks))
 
 
 def _roles(graph: ExecutionGraph) -> Ints:
@@ -102,7 +103,7 @@ def _roles(graph: ExecutionGraph) -> Ints:
     return role
 
 
-def _instances(graph: ExecutionGraph, instance: Ints, lane: Ints) -> Instances:
+def _instances(graph: ExecutionGraph, instance: Ints, lane: Ints, count: int) -> Instances:
     kind, name = graph.tasks["kind"].astype(np.int64), graph.tasks["name"].astype(np.int64)
     is_gap = np.isin(kind, _GAPS)
     usable = (instance >= 0) & (graph.tasks["lane"] >= 0) & ~is_gap
@@ -116,7 +117,7 @@ def _instances(graph: ExecutionGraph, instance: Ints, lane: Ints) -> Instances:
     _, number = np.unique(np.vstack((keys[1:], ordinal)), axis=1, return_inverse=True)
     site = np.full(graph.num_tasks, -1, np.int64)
     site[order] = number.reshape(-1)
-    shape = (int(instance.max(initial=-1)) + 1, int(site.max(initial=-1)) + 1)
+    shape = (count, int(site.max(initial=-1)) + 1)
     work_ns, gap_ns = np.full(shape, np.nan), np.full(shape, np.nan)
     duration = graph.tasks["duration_ns"]
     work_ns[instance[order], site[order]] = duration[order]

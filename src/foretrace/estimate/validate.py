@@ -79,7 +79,7 @@ def _cross_steps_of(timeline: Timeline, say: Progress) -> list[dict[str, Any]]:
     for step in range(len(truth)):
         say(f"rank {timeline.rank}: step {int(measured.number[step])} from the others")
         graph = link(timeline, leave_out=step)
-        instances = by_step(graph, timeline.rank)
+        instances = by_step(graph, timeline.rank, len(truth))
         others = np.delete(np.arange(len(truth)), step)
         edges_only = _period(graph, None, timeline, step)
         full = _period(graph, instances.durations_from(step, others), timeline, step)

@@ -18,6 +18,7 @@ NOISE_NS = 10_000  # a start that is later than its causes by no more than this 
 ROUNDING_NS = 2_000  # how far clocks and rounding may let an event end after what follows it
 DEFAULT_LATENCY_NS = 5_000
 LONGEST_LATENCY_NS = 1_000_000
+WORST_SKEW_NS = 1_000_000  # work seems to start before its call where clocks of host and device differ
 LONG_AGO = np.iinfo(np.int64).min // 4
 
 
@@ -99,6 +100,7 @@ def device_work(timeline: Timeline) -> DeviceWork:
     lane = timeline.events["lane"][rows].astype(np.int64)
     start, end = timeline.start_ns[rows], timeline.end_ns[rows]
     call = timeline.launch_row[rows]
+    call = np.where(timeline.start_ns[call] <= start + WORST_SKEW_NS, call, -1)  # an id that was used twice
     has_call = call >= 0
     call_start = np.where(has_call, timeline.start_ns[call], LONG_AGO)
     call_end = np.where(has_call, timeline.end_ns[call], LONG_AGO)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.link.rank import RankPart, rank_part
+from foretrace.link.soundness import without_cycles
 from foretrace.trace import EdgeKind, ExecutionGraph, GraphLane, Job, StringTable, TaskKind, Timeline
 from foretrace.trace.graph import EDGE_COLUMNS, TASK_COLUMNS, table_with
 from foretrace.trace.matching import Group, groups
@@ -50,7 +51,7 @@ def link(
     graph = _merged(job, parts, origin, offsets)
     if coupled and len(timelines) > 1:
         graph = _coupled(graph, job, parts, offsets)
-    return graph
+    return without_cycles(graph)
 
 
 def _rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None) -> RankPart:
