@@ -77,6 +77,8 @@ def critical_path_document(
         ValueError: if there is no such rank or step.
     """
     graph = link(job)
+    if not graph.num_tasks:
+        raise ValueError("there is no work in these traces whose path could be followed")
     simulation = simulate(graph)
     if rank is None:
         ends = {r: int(simulation.end_ns[graph.rank == r].max(initial=0)) for r in graph.ranks}

@@ -27,12 +27,12 @@ _TIMED_TABLES = ("flows", "memory", "counters", "instants")
 
 
 def simulated_job(graph: ExecutionGraph, start_ns: Times, end_ns: Times) -> Job:
-    """The timelines of a simulation, one for each rank of the graph, on the clock of ``graph.origin_ns``."""
+    """The timelines of a simulation, one a rank, on the clock of ``graph.origin_ns``."""
     start_ns, end_ns = start_ns + graph.origin_ns, end_ns + graph.origin_ns
     order = np.argsort(graph.rank, kind="stable")
     ranks = graph.rank[order]
     timelines = []
-    for rank in graph.ranks:
+    for rank in graph.ranks if graph.source is None else graph.source.ranks:
         tasks = order[np.searchsorted(ranks, rank) : np.searchsorted(ranks, rank, side="right")]
         if graph.source is not None:
             timelines.append(_retimed(graph, graph.source.rank(rank), tasks, start_ns, end_ns))
