@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from foretrace.simulate import Simulation, simulate
 from foretrace.trace import EdgeKind, ExecutionGraph, TaskKind
 from foretrace.trace.graph import DEVICE_KINDS, HOST_KINDS
+from foretrace.trace.steps import device_steps
 
 Ints = NDArray[np.int64]
 _SCOPES = {
@@ -31,12 +32,15 @@ class WhatIf:
         what: the change in words.
         tasks: how many tasks it concerns.
         before_ns, after_ns: the job's simulated time.
+        steps: of each rank and step ``rank``, ``step``, ``before_ns`` and ``after_ns`` (its device period), where
+            they were asked for.
     """
 
     what: str
     tasks: int
     before_ns: int
     after_ns: int
+    steps: tuple[dict[str, int], ...] = ()
 
     @property
     def change_pct(self) -> float:
@@ -57,13 +61,15 @@ class WhatIf:
             "after_ns": self.after_ns,
             "gain_ns": self.before_ns - self.after_ns,
             "change_pct": self.change_pct,
+            "is_anomaly": self.is_anomaly,
+            **({"steps": list(self.steps)} if self.steps else {}),
         }
 
 
 def what_if_scaled(
     graph: ExecutionGraph, factors: Mapping[str, float], *, baseline: Simulation | None = None
 ) -> WhatIf:
-    """The job's time if the named work were faster.
+    """The time of the job and of each step if the named work were faster.
 
     Args:
         graph: as `link` gives it.
@@ -87,10 +93,22 @@ def what_if_scaled(
             raise ValueError(f"{pattern!r} fits no task; scopes are {', '.join(_SCOPES)}, as in kernel:gemm or gap:")
         duration[mine] /= factor
         touched |= mine
-    before = (baseline or simulate(graph)).finish_ns
-    after = simulate(graph, np.rint(duration).astype(np.int64)).finish_ns
+    before = baseline or simulate(graph)
+    after = simulate(graph, np.rint(duration).astype(np.int64))
     what = ", ".join(f"{pattern} {factor:g} x faster" for pattern, factor in factors.items())
-    return WhatIf(what, int(touched.sum()), before, after)
+    return WhatIf(what, int(touched.sum()), before.finish_ns, after.finish_ns, _step_times(before, after))
+
+
+def _step_times(before: Simulation, after: Simulation) -> tuple[dict[str, int], ...]:
+    found: list[dict[str, int]] = []
+    for timeline in before.job:
+        one, other = device_steps(timeline), device_steps(after.job.rank(timeline.rank))
+        times = zip(one.number, one.end_ns - one.start_ns, other.end_ns - other.start_ns, strict=True)
+        found += [
+            {"rank": timeline.rank, "step": int(step), "before_ns": int(old), "after_ns": int(new)}
+            for step, old, new in times
+        ]
+    return tuple(found)
 
 
 def tasks_matching(graph: ExecutionGraph, pattern: str) -> NDArray[np.bool_]:

@@ -99,7 +99,7 @@ def recorded_waits(work: DeviceWork) -> Waits:
     return Waits(np.array(source, np.int64), np.array(target, np.int64), np.full(len(source), RECORDED))
 
 
-def waits_by_calls(work: DeviceWork) -> Waits:
+def waits_by_calls(work: DeviceWork, use_records: bool = True) -> Waits:
     """Waits that the order of record, wait and launch calls on a thread tells.
 
     The source is the last work launched before the record that precedes the wait, the target the first work launched
@@ -108,6 +108,9 @@ def waits_by_calls(work: DeviceWork) -> Waits:
     """
     timeline = work.timeline
     waits = calls_named(timeline, "streamwaitevent")
+    if use_records and timeline.syncs.num_rows:  # what such a call waited for is known
+        known = timeline.events["correlation"][timeline.syncs["event"]]
+        waits = waits[~np.isin(timeline.events["correlation"][waits], known)]
     records = calls_named(timeline, "eventrecord")
     parts = []
     for thread in np.unique(timeline.events["lane"][waits]).tolist():
@@ -279,7 +282,7 @@ def event_waits(work: DeviceWork, leave_out: int | None = None, *, use_records: 
         use_records: take waits that the trace records; without them all are inferred.
     """
     told = [recorded_waits(work)] if use_records else []
-    known = pooled(work, joined([*told, weakened(work, waits_by_calls(work), leave_out)]), leave_out)
+    known = pooled(work, joined([*told, weakened(work, waits_by_calls(work, use_records), leave_out)]), leave_out)
     late = (work.start_ns - ready_with(work, known, 0) > NOISE_NS) & work.leads
     return joined([known, pooled(work, waits_by_timing(work, late), leave_out)])
 

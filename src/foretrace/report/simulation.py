@@ -187,6 +187,11 @@ def simulation_findings(document: dict[str, Any]) -> list[str]:
             f"With {one['what']}: {milliseconds(one['after_ns'])} instead of {milliseconds(one['before_ns'])} "
             f"({one['change_pct']:+.1f} %)."
         )
+        before, after = (sum(step[name] for step in one["steps"]) for name in ("before_ns", "after_ns"))
+        if len(one["steps"]) > 1 and before:
+            lines.append(f"Its steps take {100 * (after - before) / before:+.1f} % on average.")
+        if one["is_anomaly"]:
+            lines.append("An anomaly: faster work made the job slower, as lanes that run by priority can do.")
     return lines
 
 
@@ -278,6 +283,10 @@ def critical_path_findings(document: dict[str, Any]) -> list[str]:
     best = document["improvements"][0] if document["improvements"] else None
     if best and best["gain_ns"] > 0:
         lines.append(f"Best single change tried: {best['what'][:80]}, {best['change_pct']:+.1f} %.")
+    if document["anomalies"]:
+        lines.append(
+            f"{document['anomalies']} of the changes made the job slower, as lanes that run by priority can do."
+        )
     for one in document["stragglers"]:
         lines.append(f"{one['what'][0].upper()}{one['what'][1:]}: {one['change_pct']:+.1f} %.")
     return lines
