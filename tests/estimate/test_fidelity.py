@@ -10,7 +10,7 @@ import pytest
 
 import foretrace
 from foretrace.estimate import validate
-from foretrace.estimate.reproduction import reproduction, step_path
+from foretrace.estimate.reproduction import all_errors, copy_everything, periods, reproduction, step_errors, step_path
 from foretrace.estimate.what_if import straggler_what_ifs
 from foretrace.link import link
 from foretrace.link.waits_check import held_out
@@ -61,7 +61,10 @@ def test_everything_scales(shared: Path, name: str) -> None:
         scaled = graph.with_columns(
             tasks={"duration_ns": factor * graph.tasks["duration_ns"]}, edges={"lag_ns": factor * graph.edges["lag_ns"]}
         )
-        assert np.array_equal(simulate(scaled).start_ns, factor * simulation.start_ns)
+        again = simulate(scaled)
+        assert np.array_equal(again.start_ns, factor * simulation.start_ns)
+        for before, after in zip(simulation.job, again.job, strict=True):
+            assert np.array_equal(periods(device_steps(after)), factor * periods(device_steps(before)))
 
 
 def longest_path(graph: ExecutionGraph, duration: np.ndarray) -> np.ndarray:
@@ -86,7 +89,7 @@ def longest_path(graph: ExecutionGraph, duration: np.ndarray) -> np.ndarray:
     return np.array(end)
 
 
-@pytest.mark.parametrize("name", ["train-v100-ns-timestamps", "train-a100-2gpu-nccl-metadata", MEGATRON])
+@pytest.mark.parametrize("name", TRACES)
 @pytest.mark.parametrize("side", ["host", "device"])
 def test_one_side_for_free_leaves_the_longest_path_of_the_other(shared: Path, name: str, side: str) -> None:
     _, graph, simulation = linked(shared / "traces" / name)
@@ -119,7 +122,7 @@ def test_the_order_of_tasks_means_nothing(shared: Path, name: str) -> None:
 @pytest.mark.parametrize("name", TRACES)
 def test_the_critical_path_of_every_step_is_the_step(shared: Path, name: str) -> None:
     job, _, simulation = linked(shared / "traces" / name)
-    for rank in job.ranks[:2]:
+    for rank in job.ranks:
         steps = device_steps(simulation.job.rank(rank))
         for at in range(len(steps.number)):
             path = step_path(simulation, rank, at)
@@ -130,7 +133,7 @@ def test_the_critical_path_of_every_step_is_the_step(shared: Path, name: str) ->
 @pytest.mark.parametrize("name", MULTI_STEP)
 def test_a_step_from_the_others(shared: Path, name: str) -> None:
     cross = validated(shared / "traces" / name)["cross_step"]
-    assert cross["edges_only_pct"] <= 5
+    assert all(abs(step["edges_only_pct"]) <= 5 for step in cross["steps"])
     assert len(cross["steps"]) > 1
 
 
@@ -153,6 +156,13 @@ def test_baselines_tell_a_model_from_none(shared: Path) -> None:
     assert min(found["no_inter_stream_edges"], found["sum_of_kernels"], found["longest_stream"]) > 5
 
 
+@pytest.mark.parametrize("name", TRACES)
+def test_copying_reproduces_everything(shared: Path, name: str) -> None:
+    job, graph, _ = linked(shared / "traces" / name)
+    errors = all_errors(step_errors(job, copy_everything(graph).job))
+    assert max(map(abs, errors)) < 0.05
+
+
 def test_a_rank_from_the_others(shared: Path) -> None:
     found = validated(shared / "traces" / MEGATRON)["leave_one_rank_out"]
     assert found["mean_abs_error_pct"] <= 3
@@ -165,7 +175,8 @@ def test_what_the_stragglers_cost(shared: Path) -> None:
     caused = {row["rank"]: row["waiting_caused_ns"] for row in rows}
     named = sorted(row["rank"] for row in rows if row["is_straggler"])
     changes = [one.change_pct for one in straggler_what_ifs(graph, caused, named, simulation)]
-    assert changes == pytest.approx([-1.1, -2.7, -57], abs=2)
+    for change, expected, tolerance in zip(changes, (-1, -3, -57), (0.5, 0.7, 4), strict=True):
+        assert abs(change - expected) <= tolerance
 
 
 def test_recorded_waits_are_found_without_the_record(shared: Path) -> None:
@@ -174,7 +185,7 @@ def test_recorded_waits_are_found_without_the_record(shared: Path) -> None:
     assert all(edge["found"] for edge in found["recorded_edges"])
 
 
-@pytest.mark.parametrize("name", ["train-a100-8gpu-6steps", "train-v100-ns-timestamps", MEGATRON])
+@pytest.mark.parametrize("name", TRACES)
 def test_a_simulated_run_can_be_linked_again(shared: Path, name: str) -> None:
     _, _, simulation = linked(shared / "traces" / name)
     again = simulate(link(simulation.job))

@@ -10,7 +10,8 @@ import pytest
 import foretrace
 from foretrace.estimate import validate, what_if_scaled
 from foretrace.estimate.counterparts import by_rank, by_step
-from foretrace.estimate.what_if import host_work_at_median, tasks_matching
+from foretrace.estimate.reproduction import all_errors, copy_everything, step_errors
+from foretrace.estimate.what_if import host_work_at_median, straggler_what_ifs, tasks_matching
 from foretrace.link import link
 from foretrace.simulate import simulate
 from foretrace.trace import Job, TaskKind
@@ -64,6 +65,36 @@ def test_scaling_what_limits_the_job_shortens_it(three_ranks: Job) -> None:
     assert found.before_ns - found.after_ns == 100_000
     assert what_if_scaled(graph, {"kernel:gemm": 1.0}).change_pct == 0
     assert not found.is_anomaly
+
+
+def test_factors_of_several_patterns_multiply(three_ranks: Job) -> None:
+    graph = link(three_ranks)
+    twice = what_if_scaled(graph, {"kernel:gemm": 2.0, "kernel:sgemm": 3.0, "host:": 2.0})
+    duration = graph.tasks["duration_ns"].astype(float)
+    duration[tasks_matching(graph, "kernel:gemm")] /= 6
+    duration[tasks_matching(graph, "host:")] /= 2
+    assert twice.after_ns == simulate(graph, np.rint(duration).astype(np.int64)).finish_ns
+    slower = what_if_scaled(graph, {"host:": 0.5}, baseline=simulate(graph))
+    assert slower.before_ns == twice.before_ns and slower.after_ns > slower.before_ns and slower.change_pct > 0
+
+
+def test_what_the_stragglers_cost(three_ranks: Job) -> None:
+    graph = link(three_ranks)
+    simulation = simulate(graph)
+    rows = foretrace.analyze.stragglers(three_ranks).to_pylist()
+    caused = {row["rank"]: row["waiting_caused_ns"] for row in rows}
+    worst, everyone = straggler_what_ifs(graph, caused, [2], simulation)
+    assert worst.what.startswith("rank 2") and everyone.what.startswith("all ranks")
+    assert worst.change_pct < 0 and everyone.after_ns <= worst.after_ns
+    several = straggler_what_ifs(graph, caused, [1, 2], simulation)
+    assert len(several) == 3 and several[1].what.startswith("stragglers (1, 2)")
+    alone = link(three_ranks, coupled=False)
+    assert straggler_what_ifs(alone, caused, [2], simulate(alone)) == []
+
+
+def test_copying_everything_reproduces_and_knows_nothing(three_ranks: Job) -> None:
+    graph = link(three_ranks)
+    assert max(map(abs, all_errors(step_errors(three_ranks, copy_everything(graph).job)))) < 0.01
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_launch_starts_its_work_after_a_latency_from_its_own_start() -> None:
 
 
 def test_a_slow_launch_call_hands_its_work_over_late() -> None:
-    events = warm() + [call("cudaLaunchKernel", 1000, 500, 1), kernel("compiled", 1498, 50, 1)]
+    events = [*warm(), call("cudaLaunchKernel", 1000, 500, 1), kernel("compiled", 1498, 50, 1)]
     graph = graph_of(events)
     assert graph.notes["slow launch call"] == 1
     assert not len(of_kind(graph, TaskKind.UNEXPLAINED))
@@ -350,6 +350,7 @@ def test_a_device_wide_wait_waits_for_all_streams() -> None:
     events += [call("cudaDeviceSynchronize", 1030, 130, 3), op("after", 1170, 10)]
     graph = graph_of(events)
     (after,) = named(graph, "after")
+    assert simulate(graph).start_ns[after] == 1170 * US
     for name in ("on 7", "on 8"):
         assert with_durations(graph, named(graph, name), 1000 * US).start_ns[after] > 1500 * US, name
 
@@ -522,6 +523,8 @@ def test_a_collective_starts_when_its_last_member_arrives(ranks: int) -> None:
     members = of_kind(graph, TaskKind.COLLECTIVE)
     transfer = 300 - 100 * (ranks - 1)
     assert graph.tasks["duration_ns"][members].tolist() == [transfer * US] * 2 * ranks
+    measured = graph.tasks["measured_end_ns"] - graph.tasks["measured_start_ns"]
+    assert measured[members].tolist() == [transfer * US] * 2 * ranks
     simulation = simulate(graph)
     ready = 200 + 100 * (ranks - 1)
     assert sorted(simulation.start_ns[members] // US) == sorted([ready, ready + 1000] * ranks)
