@@ -285,7 +285,7 @@ def test_inputs_that_are_not_there(tmp_path: Path, command: str) -> None:
 def test_traces_that_lack_something(tmp_path: Path, command: str, what: str) -> None:
     """An answer, or a refusal in one line where there is no path; never a traceback."""
     path = bare(tmp_path, what)
-    is_answered = what != "annotation only" and (what != "nothing" or command != "critical-path")
+    is_answered = what not in ("nothing", "annotation only") or command != "critical-path"
     done = run(command, path, "--json", "--html", tmp_path / "page.html", "--perfetto", tmp_path / "tracks.json")
     if is_answered:
         assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ def step_path(simulation: Simulation, rank: int, step: int | None = None) -> Cri
     It ends with the work that ends the step and covers the step's period exactly.
     """
     steps = device_steps(simulation.job.rank(rank))
-    if not len(steps.number):
+    if not len(steps.number) or not (simulation.graph.rank == rank).any():
         raise ValueError(f"rank {rank} has no work to follow")
     first, last = (0, len(steps.number) - 1) if step is None else (step, step)
     origin = simulation.graph.origin_ns
@@ -90,7 +90,7 @@ def reproduction(job: Job, simulation: Simulation) -> dict[str, Any]:
     for rank, steps in errors.items():
         measured, simulated = (sum(step[name] for step in steps) for name in ("measured_ns", "simulated_ns"))
         mine = simulation.graph.rank == rank
-        path = step_path(simulation, rank) if steps else None
+        path = step_path(simulation, rank) if steps and mine.any() else None
         ranks.append(
             {
                 "rank": rank,

@@ -41,6 +41,8 @@ def link(
     """
     if isinstance(job, Timeline):
         job = Job([job], world_size=1)
+    if not len(job):
+        return ExecutionGraph.from_columns({}, {}, source=job)
     offsets = dict(clock_offsets_ns or {})
     begins = {timeline.rank: _begin(timeline) for timeline in job}
     origin = min((begin - offsets.get(rank, 0) for rank, begin in begins.items()), default=0)
