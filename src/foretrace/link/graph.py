@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.link.rank import RankPart, rank_part
+from foretrace.link.sorting import by_source
 from foretrace.link.soundness import without_cycles
 from foretrace.trace import EdgeKind, ExecutionGraph, GraphLane, Job, StringTable, TaskKind, Timeline
 from foretrace.trace.graph import EDGE_COLUMNS, TASK_COLUMNS, table_with
@@ -163,7 +164,7 @@ def _coupled(graph: ExecutionGraph, job: Job, parts: list[RankPart], offsets: Ma
     all_edges = _stacked([dict(graph.edges), dict(table_with(_stacked(edges), EDGE_COLUMNS))])
     return ExecutionGraph(
         Table(extended),
-        Table(all_edges),
+        Table(by_source(all_edges, count)),
         graph.lanes,
         graph.strings,
         graph.waits,

@@ -13,6 +13,7 @@ from foretrace.link.blocking import Blocking, blocking_calls
 from foretrace.link.device import LONG_AGO, NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, device_work
 from foretrace.link.handoffs import Handoffs, handoffs, launching_lanes, slice_steps
 from foretrace.link.host import GAP, ISSUE, RETURN, START, HostSlices, host_slices
+from foretrace.link.sorting import by_source
 from foretrace.link.waits import RECENT_NS, Waits, event_waits, ready_with, wait_latency_ns
 from foretrace.trace import Category, EdgeKind, TaskKind, Timeline
 from foretrace.trace.graph import EDGE_COLUMNS, TASK_COLUMNS
@@ -63,7 +64,7 @@ def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -
     part = RankPart(
         timeline,
         _joined(host, device.columns()),
-        _edges(slices, found, blocking, device),
+        by_source(_edges(slices, found, blocking, device), len(slices) + device.total),
         {},
         {},
         device.arrival[work.is_communication],

@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from foretrace.link.device import ROUNDING_NS, Flags, Ints
+from foretrace.link.sorting import source_order
 from foretrace.trace import EdgeKind, ExecutionGraph
 
 
@@ -50,8 +51,8 @@ def _stuck_tasks(graph: ExecutionGraph) -> Flags:
     source += [work, graph.waits["issue"]]
     target += [task, graph.waits["task"]]
     all_sources, all_targets = np.concatenate(source), np.concatenate(target)
-    order = np.argsort(all_sources, kind="stable")
     count = graph.num_tasks
+    order = source_order(all_sources, count)
     first = np.concatenate(([0], np.cumsum(np.bincount(all_sources, minlength=count))))
     missing = np.bincount(all_targets, minlength=count)
     return np.asarray(_never_ready(first, all_targets[order], missing))
