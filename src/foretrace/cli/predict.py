@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from foretrace import FormatError
+from foretrace import FormatError, Job
 from foretrace.cli import show, show_predict
 from foretrace.cli.files import check_writable, read_job, write_atomically
 from foretrace.cli.options import AsJson, Cache, Paths, print_json
@@ -51,15 +52,11 @@ def simulate(
     """Run the traces again from their dependencies: reproduction error, copied share, what was inferred."""
     from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
 
-    for target in (html, perfetto):
-        check_writable(target)
     factors = _factors(scale)
-    job = read_job(paths, keep_python=True, cache=cache)
+    job = _read(paths, cache, html, perfetto)
     with show.working("simulating"):
         document, simulation = _checked(lambda: simulation_document(job, factors, coupled=not alone), paths)
-    if html is not None:
-        write_atomically(html, simulation_page(job, document, simulation).encode())
-        show.note(f"wrote {html}")
+    _write_page(html, lambda: simulation_page(job, document, simulation))
     _write_timelines(job, simulation, perfetto)
     if as_json:
         print_json(document)
@@ -80,14 +77,10 @@ def critical_path(
     """What a step's time consists of, across threads, streams and ranks, and what would shorten it."""
     from foretrace.report.simulation import critical_path_document, critical_path_findings, critical_path_page
 
-    for target in (html, perfetto):
-        check_writable(target)
-    job = read_job(paths, keep_python=True, cache=cache)
+    job = _read(paths, cache, html, perfetto)
     with show.working("following the critical path"):
         document, simulation = _checked(lambda: critical_path_document(job, rank, step, top), paths)
-    if html is not None:
-        write_atomically(html, critical_path_page(document).encode())
-        show.note(f"wrote {html}")
+    _write_page(html, lambda: critical_path_page(document))
     _write_timelines(job, simulation, perfetto)
     if as_json:
         print_json(document)
@@ -107,14 +100,10 @@ def validate(
     from foretrace.report.summary import without_nan
     from foretrace.report.validation import validation_page
 
-    for target in (html, perfetto):
-        check_writable(target)
-    job = read_job(paths, keep_python=True, cache=cache)
+    job = _read(paths, cache, html, perfetto)
     with show.steps() as progress:
         document: dict[str, Any] = without_nan(_checked(lambda: estimate.validate(job, progress=progress), paths))
-    if html is not None:
-        write_atomically(html, validation_page(document).encode())
-        show.note(f"wrote {html}")
+    _write_page(html, lambda: validation_page(document))
     if perfetto is not None:
         from foretrace.report.simulation import simulation_document
 
@@ -123,6 +112,19 @@ def validate(
         print_json(document)
     else:
         show_predict.validation(document)
+
+
+def _read(paths: list[Path], cache: bool, *targets: Path | None) -> Job:
+    """Read traces, but not before it is clear that the results can be written."""
+    for target in targets:
+        check_writable(target)
+    return read_job(paths, keep_python=True, cache=cache)
+
+
+def _write_page(path: Path | None, page: Callable[[], str]) -> None:
+    if path is not None:
+        write_atomically(path, page().encode())
+        show.note(f"wrote {path}")
 
 
 def _checked(work: Any, paths: list[Path]) -> Any:
