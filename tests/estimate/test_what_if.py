@@ -38,6 +38,15 @@ def test_a_collective_starts_when_its_last_member_arrives(three_ranks: Job) -> N
     assert quick.before_ns - quick.after_ns >= 100_000
 
 
+def test_a_rank_without_events_does_not_move_the_beginning(tmp_path: Path) -> None:
+    traces = [small_trace(0, 2), {**small_trace(1, 2), "traceEvents": []}]
+    for rank, trace in enumerate(traces):
+        for event in trace["traceEvents"]:
+            event["ts"] += 1.7e15
+        write(tmp_path / f"rank{rank}.json", trace)
+    assert simulate(link(foretrace.read(tmp_path))).finish_ns < 10_000_000
+
+
 def test_ranks_without_their_peers_keep_the_whole_collective(three_ranks: Job) -> None:
     job = Job(three_ranks.timelines[:2], three_ranks.groups, 3)
     kinds = link(job).tasks["kind"]

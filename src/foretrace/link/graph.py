@@ -45,7 +45,8 @@ def link(
     if not len(job):
         return ExecutionGraph.from_columns({}, {}, source=job)
     offsets = dict(clock_offsets_ns or {})
-    begins = {timeline.rank: _begin(timeline) for timeline in job}
+    # A rank without events has no beginning.
+    begins = {timeline.rank: _begin(timeline) for timeline in job if timeline.num_events}
     origin = min((begin - offsets.get(rank, 0) for rank, begin in begins.items()), default=0)
     timelines = list(job)
     one = partial(_rank_part, leave_out=leave_out)
