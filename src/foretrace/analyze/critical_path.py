@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from foretrace.analyze.tables import FLOAT, INT, TEXT, table_of
 from foretrace.trace import Category, EdgeKind, ExecutionGraph, GraphError, LanePolicy, StringTable, TaskKind, Timeline
-from foretrace.trace.graph import COPIED_KINDS, HOST_KINDS
+from foretrace.trace.graph import COPIED_KINDS, HOST_KINDS, offsets
 from foretrace.trace.steps import operator_rows
 
 if TYPE_CHECKING:
@@ -346,15 +346,17 @@ def slack(
         GraphError: if the graph has open waits, or tasks wait for each other.
         ValueError: if the times do not fit.
     """
+    from foretrace.trace.topology import topological_order
+
     start, end = _times(graph, start_ns, end_ns)
     graph = _without_open_ends(graph, start, end)
     finish = int(end.max(initial=0)) if finish_ns is None else finish_ns
     count, edges = graph.num_tasks, graph.edges
-    first_edge = np.append(0, np.cumsum(np.bincount(edges["source"], minlength=count))).astype(np.int64)
-    missing = np.bincount(edges["target"], minlength=count).astype(np.int64)
-    latest, done = _compiled(_latest_ends)(first_edge, edges["target"], edges["lag_ns"], end - start, missing, finish)
-    if done < count:
-        raise GraphError(f"{count - done} tasks wait for each other, or for tasks that do")
+    first_edge = offsets(edges["source"], count)
+    order = topological_order(first_edge, edges["target"], np.bincount(edges["target"], minlength=count))
+    if len(order) < count:
+        raise GraphError(f"{count - len(order)} tasks wait for each other, or for tasks that do")
+    latest = _compiled(_latest_ends)(first_edge, edges["target"], edges["lag_ns"], end - start, order, finish)
     return np.asarray(latest - end)
 
 
@@ -368,18 +370,10 @@ def _host_operators(timeline: Timeline) -> Ints:
 
 def _layer_rows(timeline: Timeline) -> Ints:
     """Rows of user annotations other than steps, and of calls of modules."""
-    annotations = _named(timeline, timeline.rows(Category.ANNOTATION), lambda name: not name.startswith(_STEP))
-    modules = _named(timeline, timeline.rows(Category.PYTHON), lambda name: name.startswith(_MODULE))
-    return np.concatenate((annotations, modules))
-
-
-def _named(timeline: Timeline, rows: NDArray[np.intp], is_wanted: Callable[[str], bool]) -> Ints:
-    """Those of the rows whose names are wanted."""
-    names = timeline.events["name"][rows]
-    distinct = np.unique(names)
-    texts = timeline.strings.lookup(distinct)
-    wanted = [one for one, text in zip(distinct.tolist(), texts, strict=True) if is_wanted(text)]
-    return np.asarray(rows[np.isin(names, wanted)], np.int64)
+    annotations, calls = timeline.rows(Category.ANNOTATION), timeline.rows(Category.PYTHON)
+    annotations = annotations[~timeline.are_named(annotations, lambda name: name.startswith(_STEP))]
+    modules = calls[timeline.are_named(calls, lambda name: name.startswith(_MODULE))]
+    return np.asarray(np.concatenate((annotations, modules)), np.int64)
 
 
 def _anchors(graph: ExecutionGraph, timeline: Timeline, tasks: Ints) -> tuple[Ints, Ints, Ints]:
@@ -484,38 +478,24 @@ def _walk(cause: Ints, source: NDArray[np.int32], start: Ints, last: int, begin_
 
 
 def _latest_ends(
-    first_edge: Ints, target: NDArray[np.int32], lag: Ints, duration: Ints, missing: Ints, finish: int
-) -> tuple[Ints, int]:
-    """The latest end of each task that delays nothing, and how many tasks have an order. ``missing`` is used up.
+    first_edge: Ints, target: NDArray[np.int32], lag: Ints, duration: Ints, order: Ints, finish: int
+) -> Ints:
+    """The latest end of each task that delays nothing.
 
     Args:
         first_edge: offsets into the edges of each source, shape ``(tasks + 1,)``.
         target, lag: of the edges, sorted by source.
         duration: of the tasks.
-        missing: number of edges that lead to each task.
+        order: the tasks, sources before targets.
         finish: what must not be delayed.
     """
-    count = len(duration)
-    order, size, done = np.empty(count, np.int64), 0, 0
-    for task in range(count):
-        if missing[task] == 0:
-            order[size] = task
-            size += 1
-    while done < size:
-        task = order[done]
-        done += 1
-        for edge in range(first_edge[task], first_edge[task + 1]):
-            missing[target[edge]] -= 1
-            if missing[target[edge]] == 0:
-                order[size] = target[edge]
-                size += 1
-    latest = np.full(count, finish, np.int64)
-    for at in range(done - 1, -1, -1):
+    latest = np.full(len(duration), finish, np.int64)
+    for at in range(len(order) - 1, -1, -1):
         task = order[at]
         for edge in range(first_edge[task], first_edge[task + 1]):
             after = target[edge]
             latest[task] = min(latest[task], latest[after] - duration[after] - lag[edge])
-    return latest, done
+    return latest
 
 
 def _innermost(lane: Ints, start: Ints, end: Ints, asked_lane: Ints, asked_start: Ints, asked_end: Ints) -> Ints:

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from foretrace.cli.show import new_table, out, short
 from foretrace.report.summary import PART_LABELS, milliseconds
+from foretrace.report.validation import step_errors
 
 
 def simulation(document: dict[str, Any], findings: list[str]) -> None:
@@ -57,21 +58,8 @@ def validation(document: dict[str, Any]) -> None:
     """Every part of a validation, and why a part is missing."""
     found = document["reproduction"]
     table = new_table("Mean absolute error of a step", "how", "error")
-    table.add_row("this simulation, reproducing the measurement", _pct(found["mean_abs_error_pct"]))
-    for name, error in document["baselines"].items():
-        if not name.endswith("_reason"):
-            table.add_row(name.replace("_", " "), _pct(error))
-    cross = document["cross_step"]
-    labels = {
-        "edges_only_pct": "edges of the other steps, durations of this one",
-        "full_pct": "edges and durations of the other steps",
-        "mean_of_others_pct": "mean of the other steps (no model)",
-    }
-    for name, label in labels.items():
-        table.add_row(label, _pct(cross[name]))
-    table.add_row(
-        "a rank from the mean of the other ranks, coupled", _pct(document["leave_one_rank_out"]["mean_abs_error_pct"])
-    )
+    for row in step_errors(document):
+        table.add_row(row["how"], _pct(row["error_pct"]))
     out.print(table)
     parts = new_table("Breakdown, simulated less measured", "part", "of the step")
     for name, row in found["parts"].items():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from foretrace.analyze import breakdown_by_step, critical_path
 from foretrace.analyze.critical_path import CriticalPath
 from foretrace.simulate import Simulation, simulate
-from foretrace.trace import EdgeKind, ExecutionGraph, Job, LaneKind, TaskKind, Timeline
+from foretrace.trace import EdgeKind, ExecutionGraph, Job, TaskKind, Timeline
 from foretrace.trace.steps import Steps, device_steps
 
 Ints = NDArray[np.int64]
@@ -205,10 +205,3 @@ def copy_everything(graph: ExecutionGraph) -> Simulation:
         edges={"lag_ns": np.where(chosen, lag, 0)},
     )
     return simulate(bare.without_edges(~chosen))
-
-
-def has_device(job: Job) -> bool:
-    """Whether any rank has device work."""
-    return any(lane.kind is LaneKind.DEVICE_STREAM for timeline in job for lane in timeline.lanes) and any(
-        len(timeline.device_rows) for timeline in job
-    )

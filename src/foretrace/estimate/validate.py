@@ -20,7 +20,7 @@ from foretrace.estimate.reproduction import (
 )
 from foretrace.link import link
 from foretrace.link.waits_check import held_out, recorded_edges
-from foretrace.simulate import Simulation, simulate
+from foretrace.simulate import simulate
 from foretrace.trace import EdgeKind, ExecutionGraph, Job, Timeline
 from foretrace.trace.steps import device_steps
 
@@ -180,8 +180,3 @@ def _event_waits(job: Job, graph: ExecutionGraph, say: Progress) -> dict[str, An
     if not total:
         result["reason"] = "needs at least two steps with waits between streams"
     return result
-
-
-def prediction_check(simulation: Simulation, job: Job) -> float | None:
-    """The mean absolute error of a simulation over all steps of a job, in percent."""
-    return mean_abs([step["error_pct"] for steps in step_errors(job, simulation.job).values() for step in steps])

@@ -25,7 +25,7 @@ class Blocking:
         issue_end_ns, resume_ns: shape ``(num_events,)``; end of the issuing part and start of the returning part,
             -1 for events that are not split. Between them the call was waiting.
         is_unexplained: calls that took long though no device work explains it, shape ``(num_events,)``.
-        wait_call, wait_lane, wait_recorded: calls that wait for all that is on a stream when they are issued.
+        wait_call, wait_lane: calls that wait for all that is on a stream when they are issued.
         fixed_call, fixed_work, fixed_recorded: calls that wait for one piece of work (index into the device work).
         queue_call, queue_work: launch calls that need room in the launch queue, and the work that makes it.
         queue_depth: entries of the launch queue, 0 where it was never seen full.
@@ -36,7 +36,6 @@ class Blocking:
     is_unexplained: Flags
     wait_call: Ints
     wait_lane: Ints
-    wait_recorded: Flags
     fixed_call: Ints
     fixed_work: Ints
     fixed_recorded: Flags
@@ -53,10 +52,14 @@ def blocking_calls(work: DeviceWork) -> Blocking:
         np.full(timeline.num_events, -1, np.int64),
         np.full(timeline.num_events, -1, np.int64),
         np.zeros(timeline.num_events, np.bool_),
-        *(nothing, nothing, flags),
-        *(nothing, nothing, flags),
-        *(nothing, nothing),
-        0,
+        wait_call=nothing,
+        wait_lane=nothing,
+        fixed_call=nothing,
+        fixed_work=nothing,
+        fixed_recorded=flags,
+        queue_call=nothing,
+        queue_work=nothing,
+        queue_depth=0,
     )
     _launches(work, found)
     _full_queue(work, found)
@@ -88,17 +91,15 @@ def _add_fixed(found: Blocking, call: Ints, work: Ints, recorded: bool) -> None:
     found.fixed_recorded = np.append(found.fixed_recorded, np.full(len(call), recorded))
 
 
-def _add_waits(found: Blocking, call: Ints, lane: Ints, recorded: bool) -> None:
+def _add_waits(found: Blocking, call: Ints, lane: Ints) -> None:
     found.wait_call = np.append(found.wait_call, call)
     found.wait_lane = np.append(found.wait_lane, lane)
-    found.wait_recorded = np.append(found.wait_recorded, np.full(len(call), recorded))
 
 
 def _full_queue(work: DeviceWork, found: Blocking) -> None:
     """Estimate the depth of the launch queue from launch calls that took long, and let launches wait for room."""
-    devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)
-    for device in np.unique(devices[work.lane]).tolist() if len(work) else []:
-        rows = np.flatnonzero(work.has_call & (devices[work.lane] == device))
+    for device in np.unique(work.device).tolist():
+        rows = np.flatnonzero(work.has_call & (work.device == device))
         # One entry a call, by its start; it is out of the queue when its last work has ended.
         order = rows[np.lexsort((work.end_ns[rows], work.call[rows]))]
         is_last = np.append(work.call[order][1:] != work.call[order][:-1], True)[: len(order)]
@@ -159,9 +160,9 @@ def _synchronizing(work: DeviceWork, found: Blocking) -> None:
             _event_wait(work, found, call)
             continue
         choose = _device_streams if device_wide[at] else _one_stream
-        streams, is_recorded = choose(work, call, lanes, ends[:, at], recorded)
+        streams = choose(work, call, lanes, ends[:, at], recorded)
         if len(streams):
-            _add_waits(found, np.full(len(streams), call), np.array([lanes[s][0] for s in streams]), is_recorded)
+            _add_waits(found, np.full(len(streams), call), np.array([lanes[s][0] for s in streams]))
             until = min(max(int(ends[s, at]) for s in streams), int(end[at]))
             found.resume_ns[call] = max(until, int(start[at]))
         elif end[at] - start[at] > _LONG_CALL_NS:
@@ -190,27 +191,23 @@ def _recorded_streams(timeline: Timeline) -> dict[int, int]:
 _Lanes = list[tuple[int, slice]]
 
 
-def _device_streams(
-    work: DeviceWork, call: int, lanes: _Lanes, ends: Ints, recorded: dict[int, int]
-) -> tuple[list[int], bool]:
+def _device_streams(work: DeviceWork, call: int, lanes: _Lanes, ends: Ints, recorded: dict[int, int]) -> list[int]:
     """All streams with work, but for those whose work outlasts the call: these belong to another device."""
     until = int(work.timeline.end_ns[call]) + 2 * work.latency_ns
-    return [at for at in range(len(lanes)) if 0 <= ends[at] <= until], True
+    return [at for at in range(len(lanes)) if 0 <= ends[at] <= until]
 
 
-def _one_stream(
-    work: DeviceWork, call: int, lanes: _Lanes, ends: Ints, recorded: dict[int, int]
-) -> tuple[list[int], bool]:
+def _one_stream(work: DeviceWork, call: int, lanes: _Lanes, ends: Ints, recorded: dict[int, int]) -> list[int]:
     """The recorded stream; else the one whose last work ended last inside the call; else the one last used."""
     timeline = work.timeline
     stream = recorded.get(int(timeline.events["correlation"][call]))
     if stream is not None:
-        return [at for at, (lane, _) in enumerate(lanes) if lane == stream], True
+        return [at for at, (lane, _) in enumerate(lanes) if lane == stream]
     start, end = timeline.start_ns[call], timeline.end_ns[call]
     inside = [at for at in range(len(lanes)) if start < ends[at] <= end]
     if inside:
-        return [max(inside, key=lambda at: int(ends[at]))], False
-    return _last_used(work, call, lanes, ends), False
+        return [max(inside, key=lambda at: int(ends[at]))]
+    return _last_used(work, call, lanes, ends)
 
 
 def _last_used(work: DeviceWork, call: int, lanes: _Lanes, ends: Ints) -> list[int]:

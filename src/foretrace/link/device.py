@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,16 @@ class DeviceWork:
         """Whether the launch is in the trace."""
         return np.asarray(self.call >= 0)
 
+    @property
+    def overlaps(self) -> Flags:
+        """Whether earlier work on the stream is still running when this starts."""
+        return np.asarray((self.previous >= 0) & (self.previous_end_ns > self.start_ns + ROUNDING_NS))
+
+    @cached_property
+    def device(self) -> Ints:
+        """The device of each event."""
+        return np.array([lane.device for lane in self.timeline.lanes], np.int64)[self.lane]
+
     def lanes(self) -> list[tuple[int, slice]]:
         """Every stream with the rows of its work."""
         return runs(self.lane)
@@ -110,7 +121,7 @@ def device_work(timeline: Timeline) -> DeviceWork:
     is_idle = has_call & ~in_graph & (call_start >= previous_end)
     latency = _launch_latency((start - call_start)[is_idle])
     queued = (call_start + 3 * latency <= previous_end) & (previous >= 0)
-    step, steps = _steps(timeline, call_start, has_call)
+    step, steps = steps_at(timeline, call_start)  # `LONG_AGO` is before the first
     work = DeviceWork(
         timeline,
         rows,
@@ -130,7 +141,7 @@ def device_work(timeline: Timeline) -> DeviceWork:
         _gaps(lane, start - previous_end, queued),
         latency,
         step,
-        _ordinals(lane, step, call_start),
+        _ordinals(lane, step),
         timeline.is_communication[rows],
         steps,
     )
@@ -187,18 +198,18 @@ def _mean(gap: Ints) -> int:
     return max(round(float(gap.mean())), 0) if len(gap) else 0
 
 
-def _steps(timeline: Timeline, time_ns: Ints, known: Flags) -> tuple[Ints, int]:
-    """The step in which each time lies; -1 before the first, after the last, and where it is not known."""
+def steps_at(timeline: Timeline, time_ns: Ints) -> tuple[Ints, int]:
+    """The host step in which each time lies, -1 outside, and the number of steps; all 0 of 1 where there are none."""
     host = profiler_steps(timeline)
     count = len(host.number)
     if not count:
         return np.zeros(len(time_ns), np.int64), 1
     step = np.searchsorted(host.start_ns, time_ns, side="right") - 1
-    step[(time_ns >= host.end_ns[-1]) | ~known] = -1
+    step[time_ns >= host.end_ns[-1]] = -1
     return step, count
 
 
-def _ordinals(lane: Ints, step: Ints, call_start: Ints) -> Ints:
+def _ordinals(lane: Ints, step: Ints) -> Ints:
     """The place of each event among those of its stream and step."""
     order = np.lexsort((np.arange(len(lane)), step, lane))
     key_lane, key_step = lane[order], step[order]
@@ -229,12 +240,7 @@ def runs(values: Ints) -> list[tuple[int, slice]]:
 
 def is_named(timeline: Timeline, rows: Ints, *words: str) -> Flags:
     """Which of the given events have one of the words in their name, whatever its case."""
-    names = timeline.events["name"][rows]
-    distinct = np.flatnonzero(np.bincount(names + 1, minlength=1)) - 1
-    is_hit = np.zeros(int(names.max(initial=-1)) + 2, np.bool_)  # the last one answers for -1
-    for name, text in zip(distinct.tolist(), timeline.strings.lookup(distinct), strict=True):
-        is_hit[name] = any(word in text.lower() for word in words)
-    return np.asarray(is_hit[names])
+    return timeline.are_named(rows, lambda name: any(word in name.lower() for word in words))
 
 
 def runtime_rows(timeline: Timeline) -> Ints:

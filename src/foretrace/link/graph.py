@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -49,17 +50,13 @@ def link(
     begins = {timeline.rank: _begin(timeline) for timeline in job if timeline.num_events}
     origin = min((begin - offsets.get(rank, 0) for rank, begin in begins.items()), default=0)
     timelines = list(job)
-    one = partial(_rank_part, leave_out=leave_out)
+    one = partial(rank_part, leave_out=leave_out)
     starts = [origin + offsets.get(timeline.rank, 0) for timeline in timelines]
     parts = list((executor.map if executor else map)(one, timelines, starts))
     graph = _merged(job, parts, origin, offsets)
     if coupled and len(timelines) > 1:
         graph = _coupled(graph, job, parts, offsets)
     return without_cycles(graph)
-
-
-def _rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None) -> RankPart:
-    return rank_part(timeline, begin_ns, leave_out)
 
 
 def _begin(timeline: Timeline) -> int:
@@ -144,9 +141,8 @@ def _coupled(graph: ExecutionGraph, job: Job, parts: list[RankPart], offsets: Ma
     count = graph.num_tasks
     for group in groups(job, offsets):
         used = group.matched & group.overlaps
-        for name, hits in (("collective whose members do not overlap in time", group.matched & ~group.overlaps),):
-            if hits.any():
-                graph.notes[name] += int(hits.sum())
+        if apart := int((group.matched & ~group.overlaps).sum()):
+            graph.notes["collective whose members do not overlap in time"] += apart
         arrivals = np.stack([arrival[rank][row] for rank, row in zip(group.ranks.tolist(), group.event, strict=True)])
         transfers = np.stack([transfer[rank][row] for rank, row in zip(group.ranks.tolist(), group.event, strict=True)])
         used &= (arrivals >= 0).all(axis=0) & (transfers >= 0).all(axis=0)
@@ -163,18 +159,7 @@ def _coupled(graph: ExecutionGraph, job: Job, parts: list[RankPart], offsets: Ma
     extended = {name: np.concatenate((column, more[name])) for name, column in tasks.items()}
     extended["priority"] = np.arange(count, dtype=np.int32)
     all_edges = _stacked([dict(graph.edges), dict(table_with(_stacked(edges), EDGE_COLUMNS))])
-    return ExecutionGraph(
-        Table(extended),
-        Table(by_source(all_edges, count)),
-        graph.lanes,
-        graph.strings,
-        graph.waits,
-        graph.launched,
-        graph.origin_ns,
-        graph.source,
-        graph.notes,
-        graph.figures,
-    )
+    return replace(graph, tasks=Table(extended), edges=Table(by_source(all_edges, count)))
 
 
 def _set_transfers(tasks: Columns, group: Group, used: NDArray[np.bool_], transfers: NDArray[np.int64]) -> Columns:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.link.device import Flags, Ints
+from foretrace.link.device import Ints
 from foretrace.link.host import GAP, START, HostSlices
 from foretrace.trace import Timeline
 
@@ -135,13 +135,3 @@ def launching_lanes(slices: HostSlices, threads: Ints) -> set[int]:
     """Threads that launch device work; without any, all threads with slices."""
     found = set((np.flatnonzero(np.bincount(threads + 1, minlength=1)[1:])).tolist())
     return found or {lane for lane, _ in slices.lanes()}
-
-
-def slice_steps(step_start: Ints, step_end: Ints, time_ns: Ints) -> Ints:
-    """Index of the host step in which each time lies, -1 outside; all 0 where there are no steps."""
-    if not len(step_start):
-        return np.zeros(len(time_ns), np.int64)
-    step = np.searchsorted(step_start, time_ns, side="right") - 1
-    is_outside: Flags = time_ns >= step_end[-1]
-    step[is_outside] = -1
-    return step

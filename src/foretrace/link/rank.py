@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.link.blocking import Blocking, blocking_calls
-from foretrace.link.device import LONG_AGO, NOISE_NS, ROUNDING_NS, DeviceWork, Flags, Ints, device_work
-from foretrace.link.handoffs import Handoffs, handoffs, launching_lanes, slice_steps
+from foretrace.link.device import NOISE_NS, DeviceWork, Flags, Ints, device_work, steps_at
+from foretrace.link.handoffs import Handoffs, handoffs, launching_lanes
 from foretrace.link.host import GAP, ISSUE, RETURN, START, HostSlices, host_slices
 from foretrace.link.sorting import by_source
 from foretrace.link.waits import RECENT_NS, Waits, event_waits, ready_with, wait_latency_ns
 from foretrace.trace import Category, EdgeKind, TaskKind, Timeline
 from foretrace.trace.graph import EDGE_COLUMNS, TASK_COLUMNS
-from foretrace.trace.steps import profiler_steps
 
 OCCUPANCY = 0.3
 _BY_TIME = 0.8  # which stream a synchronizing call waited for, told by when work ended
@@ -52,27 +51,26 @@ def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -
     work = device_work(timeline)
     blocking = blocking_calls(work)
     slices = host_slices(timeline, blocking, begin_ns)
-    steps = profiler_steps(timeline)
     # A gap belongs to what follows it, which may be in the next step.
     time_ns = np.where(np.isin(slices.part, (GAP, START)), slices.end_ns, slices.start_ns)
-    slice_step = slice_steps(steps.host_start_ns, steps.host_end_ns, time_ns)
+    slice_step, _ = steps_at(timeline, time_ns)
     launching = launching_lanes(slices, work.thread)
     found = handoffs(timeline, slices, launching, slice_step, leave_out)
     waits = event_waits(work, leave_out)
     device = _DeviceTasks(work, waits, begin_ns, leave_out, first_id=len(slices))
     host = _host_tasks(timeline, slices, found, blocking, slice_step)
+    issue = _slice_of(slices, ISSUE, timeline.num_events)
+    resume = _slice_of(slices, RETURN, timeline.num_events)
     part = RankPart(
         timeline,
         _joined(host, device.columns()),
-        by_source(_edges(slices, found, blocking, device), len(slices) + device.total),
+        by_source(_edges(slices, found, blocking, device, issue, resume), len(slices) + device.total),
         {},
         {},
         device.arrival[work.is_communication],
         device.main[work.is_communication],
         work.event[work.is_communication],
     )
-    issue = _slice_of(slices, ISSUE, timeline.num_events)
-    resume = _slice_of(slices, RETURN, timeline.num_events)
     part.waits = {"task": resume[blocking.wait_call], "issue": issue[blocking.wait_call], "lane": blocking.wait_lane}
     # What was launched before the trace is on its stream from the beginning, when the first thread starts.
     by = np.where(work.has_call, issue[work.call], 0 if len(slices) else -1)
@@ -83,7 +81,7 @@ def rank_part(timeline: Timeline, begin_ns: int, leave_out: int | None = None) -
         "lane": work.lane[known],
         "position": work.position[known],
     }
-    _take_note(part, work, blocking, slices, found, waits, device)
+    _take_note(part, blocking, device)
     return part
 
 
@@ -142,10 +140,7 @@ class _DeviceTasks:
         self.work, self.waits = work, waits
         self.wait_latency_ns = wait_latency_ns(work, waits)
         self.delay_kind, self.delay_ns = np.full(len(work), -1, np.int64), np.zeros(len(work), np.int64)
-        self.overlaps = (work.previous >= 0) & (work.previous_end_ns > work.start_ns + ROUNDING_NS)
-        self.ready = np.minimum(
-            np.maximum(ready_with(work, waits, self.wait_latency_ns), begin_ns), np.iinfo(np.int64).max
-        )
+        self.ready = np.maximum(ready_with(work, waits, self.wait_latency_ns), begin_ns)
         occupied = self._explain(leave_out)
         self._cut(occupied)
         self._number(first_id)
@@ -153,7 +148,7 @@ class _DeviceTasks:
     def _explain(self, leave_out: int | None) -> Ints:
         """Name what is later than its causes; gives the work whose tail each one waited for, -1 for none."""
         work = self.work
-        late = (work.start_ns - self.ready > NOISE_NS) & ~self.overlaps
+        late = (work.start_ns - self.ready > NOISE_NS) & ~work.overlaps
         kind = np.full(len(work), -1, np.int64)
         kind[late] = TaskKind.UNEXPLAINED
         kind[late & work.in_graph] = TaskKind.UNRECORDED_GRAPH_WORK
@@ -172,7 +167,7 @@ class _DeviceTasks:
     def _cut(self, occupied: Ints) -> None:
         """Where work is cut: at the start of what overlaps it on its stream, and of what waits for its tail."""
         work = self.work
-        overlapping, waiting = np.flatnonzero(self.overlaps), np.flatnonzero(occupied >= 0)
+        overlapping, waiting = np.flatnonzero(work.overlaps), np.flatnonzero(occupied >= 0)
         row = np.concatenate((work.previous[overlapping], occupied[waiting]))
         cause = np.concatenate((overlapping, waiting))
         kind = np.repeat([EdgeKind.ORDER, EdgeKind.OCCUPANCY], [len(overlapping), len(waiting)])
@@ -224,10 +219,9 @@ class _DeviceTasks:
 
 
 def _is_first_of_device(work: DeviceWork) -> Flags:
-    devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)[work.lane]
     first = np.zeros(len(work), np.bool_)
-    for device in np.flatnonzero(np.bincount(devices + 1)) - 1 if len(work) else ():
-        mine = np.flatnonzero(devices == device)
+    for device in np.unique(work.device).tolist():
+        mine = np.flatnonzero(work.device == device)
         first[mine[work.start_ns[mine].argmin()]] = True
     return first
 
@@ -239,7 +233,6 @@ def _occupiers(work: DeviceWork, rows: Ints) -> Ints:
     several such kernels it is the one that ends first. -1 for none. Copies within a device are kernels, too.
     """
     start = work.start_ns[rows]
-    devices = np.array([lane.device for lane in work.timeline.lanes], np.int64)
     best, best_end = np.full(len(rows), -1, np.int64), np.full(len(rows), np.iinfo(np.int64).max)
     occupies = ~work.is_communication & (work.timeline.category[work.event] != Category.MEMSET)
     for lane, part in work.lanes():
@@ -247,17 +240,18 @@ def _occupiers(work: DeviceWork, rows: Ints) -> Ints:
         for back in (0, 1):  # the kernel that is running, or else the one before it
             source = part.start + np.maximum(at - back, 0)
             end = work.end_ns[source]
-            ok = (at >= back) & (work.lane[rows] != lane) & (devices[work.lane[rows]] == devices[lane])
+            ok = (at >= back) & (work.lane[rows] != lane) & (work.device[rows] == work.device[part.start])
             ok &= occupies[source] & (end >= start - RECENT_NS) & (end < best_end)
             ok &= end - start <= _LAST_PART * (end - work.start_ns[source])
             best[ok], best_end[ok] = source[ok], end[ok]
     return best
 
 
-def _edges(slices: HostSlices, found: Handoffs, blocking: Blocking, device: _DeviceTasks) -> dict[str, NDArray[Any]]:
-    """All edges of a rank."""
-    work, events = device.work, device.work.timeline.num_events
-    issue, resume = _slice_of(slices, ISSUE, events), _slice_of(slices, RETURN, events)
+def _edges(
+    slices: HostSlices, found: Handoffs, blocking: Blocking, device: _DeviceTasks, issue: Ints, resume: Ints
+) -> dict[str, NDArray[Any]]:
+    """All edges of a rank; ``issue`` and ``resume`` are the slices of each event that is split."""
+    work = device.work
     parts: list[tuple[Any, Any, Any, EdgeKind | Ints, Any]] = []
     following = np.flatnonzero(slices.lane[1:] == slices.lane[:-1])
     parts.append((following, following + 1, 0, EdgeKind.ORDER, 1.0))
@@ -266,7 +260,7 @@ def _edges(slices: HostSlices, found: Handoffs, blocking: Blocking, device: _Dev
     pieces = np.arange(device.first_id, device.first_id + device.total)
     inner = pieces[~np.isin(pieces, device.last)]
     parts.append((inner, inner + 1, 0, EdgeKind.ORDER, 1.0))
-    after = np.flatnonzero((work.previous >= 0) & ~device.overlaps)
+    after = np.flatnonzero((work.previous >= 0) & ~work.overlaps)
     parts.append((device.last[work.previous[after]], device.first[after], work.gap_ns[after], EdgeKind.ORDER, 1.0))
     early, late = _outlasting(work)
     parts.append((device.last[early], device.first[late], work.gap_ns[late], EdgeKind.ORDER, 1.0))
@@ -297,28 +291,22 @@ def _edge_columns(parts: list[tuple[Any, Any, Any, Any, Any]]) -> dict[str, NDAr
 
 def _outlasting(work: DeviceWork) -> tuple[Ints, Ints]:
     """Work that outlasts its successor on the stream, and the first work after it has ended."""
-    early, late = [], []
-    for at in np.flatnonzero((work.previous >= 0) & (work.previous_end_ns > work.start_ns + ROUNDING_NS)).tolist():
-        long = int(work.previous[at])
-        end, after = int(work.end_ns[long]), at + 1
-        while after < len(work) and work.lane[after] == work.lane[at] and work.start_ns[after] < end:
-            after += 1
-        if after < len(work) and work.lane[after] == work.lane[at] and end > work.end_ns[at]:
-            early.append(long)
-            late.append(after)
-    return np.array(early, np.int64), np.array(late, np.int64)
+    early, late = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    overlaps = work.overlaps
+    for _, part in work.lanes():
+        at = part.start + np.flatnonzero(overlaps[part])
+        long = work.previous[at]
+        end = work.end_ns[long]
+        after = part.start + np.searchsorted(work.start_ns[part], end, side="left")
+        use = (after < part.stop) & (end > work.end_ns[at])
+        early.append(long[use])
+        late.append(after[use])
+    return np.concatenate(early), np.concatenate(late)
 
 
-def _take_note(
-    part: RankPart,
-    work: DeviceWork,
-    blocking: Blocking,
-    slices: HostSlices,
-    found: Handoffs,
-    waits: Waits,
-    device: _DeviceTasks,
-) -> None:
+def _take_note(part: RankPart, blocking: Blocking, device: _DeviceTasks) -> None:
     """What was found, counted, with its time."""
+    work = device.work
     slow: Flags = work.issue_ns > work.call_start_ns
     counted: dict[str, tuple[int, int]] = {
         "slow launch call": (int(slow.sum()), int((work.issue_ns - work.call_start_ns)[slow].sum())),
@@ -326,7 +314,7 @@ def _take_note(
         "unexplained": _delays(device, TaskKind.UNEXPLAINED),
         "unrecorded graph work": _delays(device, TaskKind.UNRECORDED_GRAPH_WORK),
         "launched before the trace": _delays(device, TaskKind.BEFORE_TRACE),
-        "work that overlaps the work before it on its stream": (int(device.overlaps.sum()), 0),
+        "work that overlaps the work before it on its stream": (int(work.overlaps.sum()), 0),
         "blocking call that nothing explains": (int(blocking.is_unexplained.sum()), 0),
     }
     for name, (count, time) in counted.items():
@@ -336,7 +324,7 @@ def _take_note(
             part.figures[f"{name} ns"] = time
     if len(work):
         part.figures["launch latency ns"] = work.latency_ns
-    if len(waits):
+    if len(device.waits):
         part.figures["event wait latency ns"] = device.wait_latency_ns
     if blocking.queue_depth:
         part.figures["launch queue depth"] = blocking.queue_depth
@@ -348,4 +336,4 @@ def _delays(device: _DeviceTasks, kind: TaskKind) -> tuple[int, int]:
 
 
 def _time(device: _DeviceTasks, rows: Ints) -> tuple[int, int]:
-    return len(rows), int((device.work.start_ns - np.maximum(device.ready, LONG_AGO))[rows].sum())
+    return len(rows), int((device.work.start_ns - device.ready)[rows].sum())

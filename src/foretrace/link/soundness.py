@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from numba import njit
 
 from foretrace.link.device import ROUNDING_NS, Flags, Ints
 from foretrace.link.sorting import source_order
 from foretrace.trace import EdgeKind, ExecutionGraph
+from foretrace.trace.graph import offsets
+from foretrace.trace.topology import topological_order
 
 
 def without_cycles(graph: ExecutionGraph) -> ExecutionGraph:
@@ -26,8 +29,7 @@ def without_cycles(graph: ExecutionGraph) -> ExecutionGraph:
         waits = graph.waits
         drop_waits = stuck[waits["task"]] & stuck[waits["issue"]] & (rule is _all)
         graph.notes["dropped: edges that close a cycle"] += int(drop.sum() + drop_waits.sum())
-        graph = graph.without_edges(drop)
-        graph.waits = waits.take(~drop_waits)
+        graph = replace(graph, edges=graph.edges.take(~drop), waits=waits.take(~drop_waits))
     return graph
 
 
@@ -53,9 +55,10 @@ def _stuck_tasks(graph: ExecutionGraph) -> Flags:
     all_sources, all_targets = np.concatenate(source), np.concatenate(target)
     count = graph.num_tasks
     order = source_order(all_sources, count)
-    first = np.concatenate(([0], np.cumsum(np.bincount(all_sources, minlength=count))))
-    missing = np.bincount(all_targets, minlength=count)
-    return np.asarray(_never_ready(first, all_targets[order], missing))
+    first_edge = offsets(all_sources, count)
+    stuck = np.ones(count, np.bool_)
+    stuck[topological_order(first_edge, all_targets[order], np.bincount(all_targets, minlength=count))] = False
+    return stuck
 
 
 def _measured_waits(graph: ExecutionGraph) -> tuple[Ints, Ints]:
@@ -72,23 +75,3 @@ def _measured_waits(graph: ExecutionGraph) -> tuple[Ints, Ints]:
             last = on[np.searchsorted(place, place[np.maximum(at, 0)])]
             work[mine] = np.where(at >= 0, launched["work"][last], -1)
     return work[work >= 0], waits["task"][work >= 0].astype(np.int64)
-
-
-@njit(cache=True, nogil=True)
-def _never_ready(first: Ints, target: Ints, missing: Ints) -> Flags:
-    count = len(missing)
-    ready = np.empty(count, np.int64)
-    size = 0
-    for task in range(count):
-        if missing[task] == 0:
-            ready[size] = task
-            size += 1
-    done = 0
-    while done < size:
-        for edge in range(first[ready[done]], first[ready[done] + 1]):
-            missing[target[edge]] -= 1
-            if missing[target[edge]] == 0:
-                ready[size] = target[edge]
-                size += 1
-        done += 1
-    return missing > 0

@@ -124,13 +124,12 @@ def waits_by_calls(work: DeviceWork, use_records: bool = True) -> Waits:
     return joined(parts)
 
 
-def weakened(work: DeviceWork, found: Waits, leave_out: int | None = None) -> Waits:
+def weakened(work: DeviceWork, same: StepMap, found: Waits, leave_out: int | None = None) -> Waits:
     """Pairs whose source is a collective that some step contradicts, with an earlier one on its stream instead.
 
     A collective is often waited for after the next one was launched, whose record then seems to be the one: which it
     was, only times can tell.
     """
-    same = StepMap(work)
     found = Waits(found.source.copy(), found.target, found.confidence)
     for _ in range(_MOST_PENDING):
         wrong = np.flatnonzero(_contradicted(work, same, found, leave_out))
@@ -194,13 +193,12 @@ def waits_by_timing(work: DeviceWork, late: Flags) -> Waits:
 
 def _last_ended(work: DeviceWork, at: Ints, lane: int, rows: slice) -> Ints:
     """The last work on a stream that had ended as each of ``at`` began and was launched before it; -1 for none."""
-    devices = np.array([one.device for one in work.timeline.lanes], np.int64)
     called = np.where(work.has_call[at], work.call_start_ns[at], np.iinfo(np.int64).max)
     ended = np.maximum.accumulate(work.end_ns[rows])
     last = rows.start + np.searchsorted(ended, work.start_ns[at] + ROUNDING_NS // 2, side="right") - 1
     # What was launched after the target cannot be waited for, however well its times fit.
     source = np.minimum(last, work.latest_before(rows, called))
-    usable = (source >= rows.start) & (work.lane[at] != lane) & (devices[work.lane[at]] == devices[lane])
+    usable = (source >= rows.start) & (work.lane[at] != lane) & (work.device[at] == work.device[rows.start])
     return np.where(usable, source, -1)
 
 
@@ -218,15 +216,15 @@ def _lacks_wait_call(work: DeviceWork) -> Flags:
     return lacks
 
 
-def pooled(work: DeviceWork, found: Waits, leave_out: int | None = None) -> Waits:
+def pooled(work: DeviceWork, same: StepMap, found: Waits, leave_out: int | None = None) -> Waits:
     """Carry pairs to all steps, but for those that any step contradicts (the source ends after the target starts).
 
     Args:
         work: the device work.
+        same: finds it in other steps.
         found: pairs of any steps.
         leave_out: a step whose times may not be used: it only receives pairs.
     """
-    same = StepMap(work)
     if leave_out is not None:
         found = found.take((work.step[found.target] != leave_out) | (found.confidence >= RECORDED))
     found = found.take(~_contradicted(work, same, found, leave_out) | (found.confidence >= RECORDED))
@@ -282,9 +280,11 @@ def event_waits(work: DeviceWork, leave_out: int | None = None, *, use_records: 
         use_records: take waits that the trace records; without them all are inferred.
     """
     told = [recorded_waits(work)] if use_records else []
-    known = pooled(work, joined([*told, weakened(work, waits_by_calls(work, use_records), leave_out)]), leave_out)
+    same = StepMap(work)
+    called = weakened(work, same, waits_by_calls(work, use_records), leave_out)
+    known = pooled(work, same, joined([*told, called]), leave_out)
     late = (work.start_ns - ready_with(work, known, 0) > NOISE_NS) & work.leads
-    return joined([known, pooled(work, waits_by_timing(work, late), leave_out)])
+    return joined([known, pooled(work, same, waits_by_timing(work, late), leave_out)])
 
 
 def wait_latency_ns(work: DeviceWork, waits: Waits) -> int:

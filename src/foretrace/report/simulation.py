@@ -18,7 +18,7 @@ from foretrace.trace.classify import KernelKind
 from foretrace.trace.steps import device_steps
 
 _MOST_SLICES = 3_000
-_KIND_COLORS = {"communication": "#e08e45", "memory": "#9a77b8"}
+_KIND_COLORS = {"communication": COLORS["exposed_communication_ns"], "memory": COLORS["memory_ns"]}
 
 
 def simulation_document(

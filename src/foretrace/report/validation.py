@@ -15,7 +15,7 @@ def validation_page(document: dict[str, Any]) -> str:
         document: what `foretrace.estimate.validate` found.
     """
     page = Page()
-    rows = _errors(document)
+    rows = step_errors(document)
     shown = [row for row in rows if row["error_pct"] is not None]
     bar = {
         "type": "bar",
@@ -48,7 +48,8 @@ def validation_page(document: dict[str, Any]) -> str:
     return page.render("How far to trust the simulation", f"{len(ranks)} rank(s)")
 
 
-def _errors(document: dict[str, Any]) -> list[dict[str, Any]]:
+def step_errors(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Mean absolute errors of a step: ``how``, ``error_pct`` (None where it does not apply) and then the ``reason``."""
     cross, ranks = document["cross_step"], document["leave_one_rank_out"]
     baselines = document["baselines"]
     rows = [("this simulation, reproducing the measurement", document["reproduction"]["mean_abs_error_pct"], "")]
@@ -60,5 +61,7 @@ def _errors(document: dict[str, Any]) -> list[dict[str, Any]]:
     rows.append(("edges of the other steps, durations of this one", cross["edges_only_pct"], cross.get("reason", "")))
     rows.append(("edges and durations of the other steps", cross["full_pct"], cross.get("reason", "")))
     rows.append(("mean of the other steps (no model)", cross["mean_of_others_pct"], cross.get("reason", "")))
-    rows.append(("a rank from the mean of the others, coupled", ranks["mean_abs_error_pct"], ranks.get("reason", "")))
+    rows.append(
+        ("a rank from the mean of the other ranks, coupled", ranks["mean_abs_error_pct"], ranks.get("reason", ""))
+    )
     return [{"how": how, "error_pct": error, "reason": reason} for how, error, reason in rows]

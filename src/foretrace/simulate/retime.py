@@ -167,10 +167,9 @@ def _from_tasks(graph: ExecutionGraph, rank: int, tasks: Times, start_ns: Times,
         "lane": place[graph.tasks["lane"][shown]],
         "start_ns": start,
         "duration_ns": end - start,
-        "correlation": none,
+        "correlation": _correlations(graph, tasks, which, len(first)),
         "external_id": none,
     }
-    columns["correlation"], columns["external_id"] = _correlations(graph, tasks, which, len(first)), none
     events = Table(columns, {"name": graph.strings, "category_name": graph.strings})
     lanes = [graph.lanes[at].lane for at in lane_ids]
     return Timeline(events, lanes, graph.strings, rank, report=ReadReport("", kind="simulated"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from foretrace.simulate.retime import simulated_job
 from foretrace.trace import EdgeKind, ExecutionGraph, GraphError, Job, LanePolicy, Table
+from foretrace.trace.graph import offsets
 
 _MAX_CHAIN = 12  # tasks of a cycle that a message shows
 
@@ -65,21 +66,7 @@ def resolve(graph: ExecutionGraph, task: NDArray[np.int32], source: NDArray[np.i
         "confidence": np.full(count, 1, np.float32),
     }
     edges = Table({name: np.concatenate((column, more[name])) for name, column in graph.edges.items()})
-    nothing = np.empty(0, np.int32)
-    order = np.argsort(edges["source"], kind="stable")
-    # By way of the constructor, which would sort, too; sorting here keeps its cost visible.
-    return ExecutionGraph(
-        graph.tasks,
-        edges.take(order),
-        graph.lanes,
-        graph.strings,
-        Table(dict.fromkeys(graph.waits, nothing)),
-        graph.launched,
-        graph.origin_ns,
-        graph.source,
-        graph.notes,
-        graph.figures,
-    )
+    return replace(graph, edges=edges, waits=Table(dict.fromkeys(graph.waits, np.empty(0, np.int32))))
 
 
 def simulate(graph: ExecutionGraph, duration_ns: NDArray[np.int64] | None = None) -> Simulation:
@@ -134,11 +121,6 @@ def simulate(graph: ExecutionGraph, duration_ns: NDArray[np.int64] | None = None
     if done < count:
         raise GraphError(_deadlock(graph, start, source))
     return Simulation(graph, duration, start, source)
-
-
-def offsets(sorted_ids: NDArray[np.integer], count: int) -> NDArray[np.int64]:
-    """Where the rows of each id begin and end in a sorted column, shape ``(count + 1,)``."""
-    return np.concatenate(([0], np.cumsum(np.bincount(sorted_ids, minlength=count)))).astype(np.int64)
 
 
 def _deadlock(graph: ExecutionGraph, start: NDArray[np.int64], wait_source: NDArray[np.int32]) -> str:

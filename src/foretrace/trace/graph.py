@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -218,11 +218,8 @@ class ExecutionGraph:
         tasks = dict(tasks)
         count = len(next(iter(tasks.values()))) if tasks else 0
         tasks.setdefault("priority", np.arange(count, dtype=np.int32))
-        graph = cls(
-            table_with(tasks, TASK_COLUMNS), table_with(edges, EDGE_COLUMNS), lanes or [], strings or StringTable()
-        )
-        for name, value in more.items():
-            setattr(graph, name, value)
+        tables = table_with(tasks, TASK_COLUMNS), table_with(edges, EDGE_COLUMNS)
+        graph = cls(*tables, lanes or [], strings or StringTable(), **more)
         graph.check()
         return graph
 
@@ -310,24 +307,11 @@ class ExecutionGraph:
         self, tasks: Mapping[str, NDArray[Any]] | None = None, edges: Mapping[str, NDArray[Any]] | None = None
     ) -> ExecutionGraph:
         """A copy in which the given columns are replaced; everything else is shared."""
-        return ExecutionGraph(
-            Table({**self.tasks, **(tasks or {})}),
-            Table({**self.edges, **(edges or {})}),
-            self.lanes,
-            self.strings,
-            self.waits,
-            self.launched,
-            self.origin_ns,
-            self.source,
-            self.notes,
-            self.figures,
-        )
+        return replace(self, tasks=Table({**self.tasks, **(tasks or {})}), edges=Table({**self.edges, **(edges or {})}))
 
     def without_edges(self, drop: NDArray[np.bool_]) -> ExecutionGraph:
         """A copy without the marked edges."""
-        graph = self.with_columns()
-        graph.edges = self.edges.take(~drop)
-        return graph
+        return replace(self, edges=self.edges.take(~drop))
 
     def permuted(self, order: NDArray[np.integer]) -> ExecutionGraph:
         """The same graph with its tasks in another order: row ``i`` of the result is row ``order[i]`` of this one."""
@@ -337,18 +321,18 @@ class ExecutionGraph:
         def moved(table: Table, *columns: str) -> Table:
             return Table({name: place[column] if name in columns else column for name, column in table.items()})
 
-        return ExecutionGraph(
-            self.tasks.take(order),
-            moved(self.edges, "source", "target"),
-            self.lanes,
-            self.strings,
-            moved(self.waits, "task", "issue"),
-            moved(self.launched, "issue", "work"),
-            self.origin_ns,
-            self.source,
-            self.notes,
-            self.figures,
+        return replace(
+            self,
+            tasks=self.tasks.take(order),
+            edges=moved(self.edges, "source", "target"),
+            waits=moved(self.waits, "task", "issue"),
+            launched=moved(self.launched, "issue", "work"),
         )
+
+
+def offsets(sorted_ids: NDArray[np.integer], count: int) -> NDArray[np.int64]:
+    """Where the rows of each id begin and end in a sorted column, shape ``(count + 1,)``."""
+    return np.concatenate(([0], np.cumsum(np.bincount(sorted_ids, minlength=count)))).astype(np.int64)
 
 
 def _at_least(column: NDArray[Any], smallest: int, what: str, name: str) -> None:

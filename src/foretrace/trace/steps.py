@@ -91,8 +91,4 @@ def _whole(timeline: Timeline) -> Steps:
 def operator_rows(timeline: Timeline) -> NDArray[np.intp]:
     """Rows of operators, without steps that traces of 2021 record as operators."""
     rows = timeline.rows(Category.OPERATOR)
-    names = timeline.events["name"][rows]
-    distinct = np.unique(names)
-    texts = timeline.strings.lookup(distinct)
-    steps = [i for i, text in zip(distinct.tolist(), texts, strict=True) if text.startswith("ProfilerStep")]
-    return rows[~np.isin(names, steps)]
+    return rows[~timeline.are_named(rows, lambda name: name.startswith("ProfilerStep"))]

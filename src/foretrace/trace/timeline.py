@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -126,6 +127,14 @@ class Timeline:
         wanted = np.zeros(len(Category), np.bool_)
         wanted[list(categories)] = True
         return np.flatnonzero(wanted[self.category])
+
+    def are_named(self, rows: NDArray[np.integer], is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Which of the rows have a wanted name; each distinct name is asked once. Shape ``(len(rows),)``."""
+        names = self.events["name"][rows]
+        distinct = np.flatnonzero(np.bincount(names + 1, minlength=1)) - 1
+        is_hit = np.zeros(int(names.max(initial=-1)) + 2, np.bool_)  # the last one answers for -1
+        is_hit[distinct] = [is_wanted(text) for text in self.strings.lookup(distinct)]
+        return np.asarray(is_hit[names])
 
     @cached_property
     def device_rows(self) -> NDArray[np.intp]:
