@@ -1,0 +1,1 @@
+"""What hardware does: the cost of an operator from its shapes."""
