@@ -1,14 +1,12 @@
-"""The one compiled part: the scanner of trace events. Without a C compiler the install goes on without it."""
+"""The compiled parts: scanners of JSON text. Without a C compiler the install goes on without them."""
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
         Extension(
-            "foretrace.formats._scanner",
-            ["src/foretrace/formats/_scanner.c"],
-            extra_compile_args=["-O3"],
-            optional=True,
+            name, [f"src/{name.replace('.', '/')}.c"], extra_compile_args=["-O3"], optional=True
         )
+        for name in ("foretrace.formats._scanner", "foretrace.formats.pytorch_et._scanner")
     ]
 )

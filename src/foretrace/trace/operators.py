@@ -37,8 +37,9 @@ class OperatorTrace:
             ``node`` (row), ``is_output``, ``element`` (place in a list, -1 for a plain tensor), ``tensor_id``,
             ``storage_id``, ``offset`` (in elements), ``elements``, ``element_bytes``, ``device``, ``dtype``, ``shape``,
             ``strides`` (string ids), ``value`` (which tensor it is: ids in the file are used again after a tensor is
-            freed, these numbers are not) and ``version`` (times it had been written in place by then; an output
-            has the version after the write).
+            freed, these numbers are not), ``version`` (times it had been written in place by then; an output has the
+            version after the write) and ``producer`` (row of the node that wrote to its storage last, -1 for none in
+            the trace).
         collectives: communication with what is known of it. Columns ``node`` (row), ``collective``, ``dtype``,
             ``group``, ``group_description``, ``group_ranks``, ``reduction``, ``in_split``, ``out_split`` (string ids;
             ranks and splits are JSON lists), ``in_elements``, ``out_elements``, ``group_size``, ``rank_start``,
