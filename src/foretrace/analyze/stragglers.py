@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from foretrace.analyze.activity import Activity, activity
 from foretrace.analyze.intervals import Intervals
-from foretrace.analyze.operators import parents
 from foretrace.analyze.tables import BOOL, FLOAT, INT, TEXT, table_of
 from foretrace.trace import Category, Job, Timeline
 from foretrace.trace.classify import KernelKind
 from foretrace.trace.matching import Group, groups
+from foretrace.trace.nesting import parents
 from foretrace.trace.steps import operator_rows
 
 if TYPE_CHECKING:
