@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,7 +161,7 @@ def _from_tasks(graph: ExecutionGraph, rank: int, tasks: Times, start_ns: Times,
     category = np.zeros(len(TaskKind), np.int8)
     category[list(_CATEGORY)] = list(_CATEGORY.values())
     none = np.full(len(first), -1, np.int64)
-    columns = {
+    columns: dict[str, NDArray[Any]] = {
         "name": graph.tasks["name"][shown],
         "category_name": none.astype(np.int32),
         "category": category[graph.tasks["kind"][shown]],
@@ -170,9 +171,38 @@ def _from_tasks(graph: ExecutionGraph, rank: int, tasks: Times, start_ns: Times,
         "correlation": _correlations(graph, tasks, which, len(first)),
         "external_id": none,
     }
+    columns = _with_steps(columns, graph, rank, place, start_ns, end_ns)
     events = Table(columns, {"name": graph.strings, "category_name": graph.strings})
     lanes = [graph.lanes[at].lane for at in lane_ids]
     return Timeline(events, lanes, graph.strings, rank, report=ReadReport("", kind="simulated"))
+
+
+def _with_steps(
+    columns: dict[str, NDArray[Any]],
+    graph: ExecutionGraph,
+    rank: int,
+    place: NDArray[np.int32],
+    start_ns: Times,
+    end_ns: Times,
+) -> dict[str, NDArray[Any]]:
+    """The columns of events, and an annotation for each step: from the first to the last of its host tasks."""
+    step, lane = graph.tasks["step"], graph.tasks["lane"]
+    tasks = np.flatnonzero((step >= 0) & (graph.rank == rank) & ~graph.on_device)
+    if not len(tasks):
+        return columns
+    main = np.bincount(lane[tasks]).argmax()
+    tasks = tasks[lane[tasks] == main]
+    numbers, which = np.unique(step[tasks], return_inverse=True)
+    start, end = np.full(len(numbers), np.iinfo(np.int64).max), np.full(len(numbers), np.iinfo(np.int64).min)
+    np.minimum.at(start, which, start_ns[tasks])
+    np.maximum.at(end, which, end_ns[tasks])
+    names = graph.strings.intern_all([f"ProfilerStep#{number}" for number in numbers.tolist()])
+    more: dict[str, NDArray[Any]] = {"name": names, "start_ns": start, "duration_ns": end - start}
+    more |= {"category": np.full(len(numbers), Category.ANNOTATION), "lane": np.full(len(numbers), place[main])}
+    none = np.full(len(numbers), -1)
+    return {
+        name: np.concatenate((column, more.get(name, none).astype(column.dtype))) for name, column in columns.items()
+    }
 
 
 def _correlations(graph: ExecutionGraph, tasks: Times, event_of: Times, count: int) -> Times:

@@ -135,6 +135,9 @@ EDGE_COLUMNS: dict[str, tuple[type[np.generic], Any]] = {
 }
 
 
+COST_COLUMNS = ("task", "operator", "node", "flops", "read_bytes", "written_bytes")
+
+
 def table_with(columns: Mapping[str, NDArray[Any]], schema: Mapping[str, tuple[type[np.generic], Any]]) -> Table:
     """A table of the schema's columns; those that are missing hold the schema's default."""
     count = len(next(iter(columns.values()))) if columns else 0
@@ -166,7 +169,7 @@ class ExecutionGraph:
     Attributes:
         tasks: one row a task. Columns ``kind`` (`TaskKind`), ``name`` (string id), ``duration_ns`` (>= 0), ``lane``
             (index into ``lanes``, -1 for none), ``event`` (row of the rank's timeline, -1), ``step`` (index of the
-            rank's device step, -1 outside), ``measured_start_ns`` and ``measured_end_ns`` (where measured),
+            rank's device step, or in a graph without ``source`` the number of the step; -1 outside), ``measured_start_ns`` and ``measured_end_ns`` (where measured),
             ``priority`` (the order on lanes with `LanePolicy.PRIORITY`, and among equals everywhere: a number that
             belongs to the task, so that the order of rows means nothing).
         edges: sorted by ``source``. Columns ``source``, ``target`` (rows of ``tasks``), ``lag_ns`` (>= 0), ``kind``
@@ -175,6 +178,9 @@ class ExecutionGraph:
             stream ``lane`` as task ``issue`` starts has ended.
         launched: what a call puts on a stream when it starts: ``issue`` (task), ``work`` (the last task of it),
             ``lane`` and ``position`` (its place on the stream).
+        costs: what is known of the operators that tasks are part of. Columns ``task``, ``operator`` (row of the rank's
+            timeline, -1), ``node`` (row of the rank's operator trace, -1), ``flops``, ``read_bytes``, ``written_bytes``
+            (int64, -1 for unknown; an operator's cost stands at its longest piece of device work).
         lanes: threads and streams of all ranks.
         strings: the texts of ``name``.
         origin_ns: time 0 of a simulation, as the measured clock shows it.
@@ -195,6 +201,7 @@ class ExecutionGraph:
     source: Job | None = None
     notes: Counter[str] = field(default_factory=Counter)
     figures: dict[str, float] = field(default_factory=dict)
+    costs: Table = field(default_factory=lambda: Table({n: np.empty(0, np.int64) for n in COST_COLUMNS}))
 
     def __post_init__(self) -> None:
         source = self.edges["source"]
@@ -327,6 +334,7 @@ class ExecutionGraph:
             edges=moved(self.edges, "source", "target"),
             waits=moved(self.waits, "task", "issue"),
             launched=moved(self.launched, "issue", "work"),
+            costs=moved(self.costs, "task"),
         )
 
 

@@ -1,0 +1,397 @@
+"""Chakra traces of all ranks as one execution graph: recorded durations, collectives that wait for their members."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretrace.formats.chakra.columns import Ints
+from foretrace.formats.chakra.from_graph import PRODUCER
+from foretrace.formats.chakra.trace import ChakraTrace, Dependencies, NodeType
+from foretrace.trace import (
+    EdgeKind,
+    ExecutionGraph,
+    GraphLane,
+    Lane,
+    LaneKind,
+    LanePolicy,
+    StringTable,
+    Table,
+    TaskKind,
+)
+from foretrace.trace.graph import DEVICE_KINDS
+
+BOTH, DATA_ONLY = "data+ctrl", "data"
+_LABELS = {kind.label: kind for kind in TaskKind}
+_DELAY = -2
+_KIND_OF_TYPE = {
+    NodeType.METADATA: TaskKind.HOST_GAP,
+    NodeType.INVALID: TaskKind.HOST_GAP,
+    NodeType.MEM_LOAD: TaskKind.MEMCPY,
+    NodeType.MEM_STORE: TaskKind.MEMCPY,
+    NodeType.COMP: TaskKind.KERNEL,
+    NodeType.COMM_SEND: TaskKind.COLLECTIVE_ALONE,
+    NodeType.COMM_RECV: TaskKind.COLLECTIVE_ALONE,
+    NodeType.COMM_COLL: TaskKind.COLLECTIVE_ALONE,
+}
+_COMMUNICATION = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
+
+
+class DependencyError(ValueError):
+    """A Chakra trace whose dependencies make no graph; the message names the file and the node."""
+
+
+def to_graph(traces: Sequence[ChakraTrace], dependencies: str = BOTH) -> ExecutionGraph:
+    """The execution graph of Chakra traces, one a rank.
+
+    Durations are the recorded ones (exact where this project wrote the file, else whole microseconds). Nodes that name
+    a stream or thread run on it one at a time, in the order of their ids; others, as in ASTRA-sim, one at a time on
+    the rank's CPU, compute or communication. A collective of which all members are there starts when the last of
+    them is ready, and a send with its receive.
+
+    Args:
+        traces: at most one for each rank; those without a rank get the next free one.
+        dependencies: ``"data+ctrl"``: a node waits for both kinds, as in ASTRA-sim; ``"data"``: for data dependencies
+            only, as in mlcommons' feeder.
+
+    Raises:
+        DependencyError: if a node depends on one that does not exist.
+    """
+    if dependencies not in (BOTH, DATA_ONLY):
+        raise ValueError(f"dependencies must be {BOTH!r} or {DATA_ONLY!r}, not {dependencies!r}")
+    strings = StringTable()
+    lanes: list[GraphLane] = []
+    notes: Counter[str] = Counter()
+    parts = []
+    first = 0
+    for rank, trace in zip(_ranks(traces, notes), traces, strict=True):
+        parts.append(_Rank(trace, rank, first, lanes, strings, dependencies, notes))
+        first += trace.num_nodes
+    tasks = {name: np.concatenate([part.tasks[name] for part in parts]) for name in parts[0].tasks} if parts else {}
+    edges = {name: np.concatenate([part.edges[name] for part in parts]) for name in parts[0].edges} if parts else {}
+    tasks, edges = _coupled(parts, tasks, edges, notes)
+    launched = _launched(tasks, edges, lanes)
+    origin = min((int(part.trace.metadata.get("origin_ns", 0)) for part in parts), default=0)
+    return ExecutionGraph.from_columns(tasks, edges, lanes, strings, launched=launched, origin_ns=origin, notes=+notes)
+
+
+def _ranks(traces: Sequence[ChakraTrace], notes: Counter[str]) -> list[int]:
+    taken = {trace.rank for trace in traces if trace.rank >= 0}
+    free = iter(rank for rank in range(2 * len(traces) + 1) if rank not in taken)
+    seen: set[int] = set()
+    ranks = []
+    for trace in traces:
+        if trace.rank >= 0 and trace.rank not in seen:
+            ranks.append(trace.rank)
+        else:
+            ranks.append(next(free))
+            notes["file without a rank of its own: given the next free one"] += 1
+        seen.add(ranks[-1])
+    return ranks
+
+
+class _Rank:
+    """Tasks and edges of one trace; rows count from ``first``."""
+
+    def __init__(
+        self,
+        trace: ChakraTrace,
+        rank: int,
+        first: int,
+        lanes: list[GraphLane],
+        strings: StringTable,
+        dependencies: str,
+        notes: Counter[str],
+    ) -> None:
+        self.trace, self.rank, self.first, self.notes = trace, rank, first, notes
+        self.is_ours = trace.metadata.get("producer") == PRODUCER
+        self.type = trace.nodes["type"]
+        self.is_cpu = trace.integers("is_cpu_op", 0) > 0
+        self.kind = self._kinds()
+        exact = trace.integers("duration_ns", -1)
+        recorded = trace.nodes["duration_micros"].astype(np.int64) * 1000
+        self.duration = np.where(exact >= 0, exact, recorded)
+        self.start = trace.integers("start_ns", -1)
+        self.start = np.where(self.start >= 0, self.start, trace.nodes["start_micros"].astype(np.int64) * 1000)
+        lane = self._lanes(lanes)
+        self.tasks = self._tasks(lane, strings)
+        self.edges = self._edges(dependencies)
+
+    def _kinds(self) -> NDArray[np.int64]:
+        """Kind of each task; `_DELAY` for a node that is the lag of an edge."""
+        kinds = np.full(len(NodeType), TaskKind.KERNEL, np.int64)
+        for of, kind in _KIND_OF_TYPE.items():
+            kinds[of] = kind
+        found = kinds[np.clip(self.type, 0, len(NodeType) - 1)]
+        found[self.is_cpu & (found == TaskKind.KERNEL)] = TaskKind.OPERATOR
+        texts = self.trace.texts("task_kind")
+        told = np.fromiter(
+            (_LABELS.get(text, -1) if text != "delay" else _DELAY for text in texts), np.int64, len(texts)
+        )
+        return np.where(told != -1, told, found)
+
+    def _lanes(self, lanes: list[GraphLane]) -> NDArray[np.int32]:
+        """The lane of each node; adds the rank's lanes."""
+        trace, count = self.trace, self.trace.num_nodes
+        stream, device = trace.integers("stream", -1), trace.integers("device", 0)
+        thread = (
+            trace.texts("tid") if self.is_ours else [str(t) if t >= 0 else "" for t in trace.integers("tid").tolist()]
+        )
+        process = trace.texts("process")
+        is_communication = np.isin(self.type, _COMMUNICATION)
+        policy = LanePolicy.IN_ORDER if self.is_ours else LanePolicy.PRIORITY
+        known: dict[Any, int] = {}
+        found = np.full(count, -1, np.int32)
+        free = (NodeType.COMM_RECV, NodeType.METADATA, NodeType.INVALID)
+        columns = (self.is_cpu, self.type, stream, device, is_communication, self.kind)
+        rows = zip(*(column.tolist() for column in columns), thread, process, strict=True)
+        for at, (is_cpu, kind, on, of, communicates, task, one, owner) in enumerate(rows):
+            if task == _DELAY or (not self.is_ours and kind in free):
+                continue
+            if is_cpu:
+                key: Any = ("thread", owner or str(self.rank), one or "cpu")
+            elif on >= 0:
+                key = ("stream", max(of, 0), on)
+            else:
+                key = ("slot", "communication" if communicates else "compute", 0)
+            if key not in known:
+                known[key] = len(lanes)
+                lanes.append(GraphLane(self.rank, _lane(self.rank, *key), policy))
+            found[at] = known[key]
+        return found
+
+    def _tasks(self, lane: NDArray[np.int32], strings: StringTable) -> dict[str, NDArray[Any]]:
+        trace = self.trace
+        names = trace.nodes["name"]
+        used, which = np.unique(names, return_inverse=True)
+        name = strings.intern_all(trace.strings.lookup(used))[which] if len(used) else np.empty(0, np.int32)
+        gaps = np.isin(self.kind, (TaskKind.HOST_GAP, TaskKind.START, TaskKind.HANDOFF, TaskKind.BLOCKED))
+        order = np.empty(trace.num_nodes, np.int32)
+        order[np.argsort(trace.nodes["id"], kind="stable")] = np.arange(trace.num_nodes, dtype=np.int32)
+        return {
+            "kind": np.where(self.kind == _DELAY, TaskKind.HOST_GAP, self.kind),
+            "name": np.where(gaps & self.is_ours, -1, name),
+            "duration_ns": np.where(self.kind == _DELAY, 0, self.duration),
+            "lane": lane,
+            "event": trace.integers("event", -1),
+            "step": trace.integers("step", -1),
+            "measured_start_ns": self.start,
+            "measured_end_ns": self.start + self.duration,
+            "priority": order,
+        }
+
+    def _edges(self, dependencies: str) -> dict[str, NDArray[Any]]:
+        kinds = (self.trace.data, self.trace.control) if dependencies == BOTH else (self.trace.data,)
+        pairs = [self._pairs(one) for one in kinds]
+        source, target = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+        keys = np.unique(target * max(self.trace.num_nodes, 1) + source)
+        target, source = keys // max(self.trace.num_nodes, 1), keys % max(self.trace.num_nodes, 1)
+        lag = np.zeros(len(source), np.int64)
+        source, lag, keep = self._delays_as_lags(source, target, lag)
+        source, target, lag = source[keep], target[keep], lag[keep]
+        kind = self._edge_kinds(source, target)
+        return {"source": source + self.first, "target": target + self.first, "lag_ns": lag, "kind": kind}
+
+    def _pairs(self, lists: Dependencies) -> tuple[Ints, Ints]:
+        """Rows of source and target of each dependency."""
+        ids = self.trace.nodes["id"]
+        target = lists.nodes
+        if not len(lists.ids):
+            return np.empty(0, np.int64), target
+        order = np.argsort(ids, kind="stable")
+        wanted = lists.ids.astype(ids.dtype)
+        at = np.minimum(np.searchsorted(ids[order], wanted), len(ids) - 1)
+        source = order[at]
+        missing = np.flatnonzero(ids[source] != wanted)
+        if len(missing):
+            node = int(target[missing[0]])
+            raise DependencyError(
+                f"{self.trace.report.path}: node {ids[node]} depends on node {wanted[missing[0]]}, which is not in the "
+                f"file ({len(missing)} such dependencies); run foretrace lint --repair"
+            )
+        return source, target
+
+    def _delays_as_lags(self, source: Ints, target: Ints, lag: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+        """Nodes that are delays become lags of the edges that leave them; those that follow nothing stay nodes."""
+        is_delay = self.kind == _DELAY
+        before = np.full(self.trace.num_nodes, -1, np.int64)
+        into = is_delay[target]
+        before[target[into]] = source[into]
+        single = np.bincount(target[into], minlength=self.trace.num_nodes) == 1
+        lags = is_delay & single
+        leaving = lags[source]
+        lag[leaving] = self.duration[source[leaving]]
+        self.duration = np.where(lags, 0, self.duration)
+        self.tasks["duration_ns"] = np.where(is_delay & ~lags, self.duration, self.tasks["duration_ns"])
+        return np.where(leaving, before[source], source), lag, ~lags[target]
+
+    def _edge_kinds(self, source: Ints, target: Ints) -> NDArray[np.int8]:
+        """Why each edge is there, as far as the file tells."""
+        kind = np.full(len(source), EdgeKind.DATA, np.int8)
+        if not self.is_ours:
+            return kind
+        lane = self.tasks["lane"]
+        device = np.isin(self.kind, DEVICE_KINDS) & ~self.is_cpu
+        same = (lane[source] == lane[target]) & (lane[source] >= 0)
+        waits = [set(text.split()) for text in self.trace.texts("waits_for")]
+        kind[same] = EdgeKind.ORDER
+        for at in np.flatnonzero(~same & (lane[source] >= 0) & (lane[target] >= 0)).tolist():
+            told, one, other = waits[int(target[at])], device[source[at]], device[target[at]]
+            likely = {
+                (False, True): (EdgeKind.LAUNCH,),
+                (True, False): (EdgeKind.SYNC, EdgeKind.QUEUE),
+                (True, True): (EdgeKind.EVENT_WAIT, EdgeKind.OCCUPANCY),
+                (False, False): (EdgeKind.HANDOFF,),
+            }[(bool(one), bool(other))]
+            kind[at] = next((k for k in likely if k.label in told), EdgeKind.DATA)
+        return kind
+
+
+def _lane(rank: int, what: str, one: Any, other: Any) -> Lane:
+    if what == "thread":
+        return Lane(LaneKind.HOST_THREAD, one, other)
+    if what == "stream":
+        return Lane(LaneKind.DEVICE_STREAM, str(one), f"stream {other}", one, other)
+    return Lane(LaneKind.DEVICE_STREAM, str(rank), one, 0, 0 if one == "compute" else 1, name=one)
+
+
+def _launched(tasks: dict[str, Any], edges: dict[str, Any], lanes: list[GraphLane]) -> Table:
+    """Which host task launched which work, for the timelines of a simulation."""
+    if not edges:
+        return Table({name: np.empty(0, np.int32) for name in ("issue", "work", "lane", "position")})
+    rows = np.flatnonzero(edges["kind"] == EdgeKind.LAUNCH)
+    issue, work = edges["source"][rows], edges["target"][rows]
+    lane = tasks["lane"][work]
+    order = np.lexsort((tasks["priority"][work], lane))
+    position = np.empty(len(rows), np.int64)
+    position[order] = np.arange(len(rows))
+    columns = {"issue": issue, "work": work, "lane": lane, "position": position}
+    return Table({name: column.astype(np.int32) for name, column in columns.items()})
+
+
+def _coupled(
+    parts: list[_Rank], tasks: dict[str, Any], edges: dict[str, Any], notes: Counter[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Let collectives, and sends with their receives, wait for all that take part."""
+    meetings = _meetings(parts, notes)
+    if not meetings:
+        return tasks, edges
+    count = len(tasks["kind"])
+    members = np.concatenate(meetings)
+    hub_of = np.repeat(np.arange(len(meetings)), [len(one) for one in meetings])
+    hubs, arrivals = count + np.arange(len(meetings)), count + len(meetings) + np.arange(len(members))
+    tasks["kind"] = tasks["kind"].copy()
+    tasks["kind"][members] = TaskKind.COLLECTIVE
+    shortest = np.full(len(meetings), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, hub_of, tasks["duration_ns"][members])
+    tasks["duration_ns"][members] = shortest[hub_of]  # the last to come waits for nobody
+    ready = np.zeros(len(meetings), np.int64)
+    np.maximum.at(ready, hub_of, tasks["measured_start_ns"][members])
+    more: dict[str, Any] = {
+        "kind": np.concatenate((np.full(len(hubs), TaskKind.RENDEZVOUS), np.full(len(members), TaskKind.ARRIVAL))),
+        "name": np.concatenate(
+            (tasks["name"][members[np.searchsorted(hub_of, np.arange(len(hubs)))]], tasks["name"][members])
+        ),
+        "lane": np.concatenate((np.full(len(hubs), -1), tasks["lane"][members])),
+        "event": np.concatenate((np.full(len(hubs), -1), tasks["event"][members])),
+        "step": np.concatenate((np.full(len(hubs), -1), tasks["step"][members])),
+        "priority": np.concatenate((np.zeros(len(hubs), np.int64), tasks["priority"][members])),
+        "measured_start_ns": np.concatenate((ready, tasks["measured_start_ns"][members])),
+    }
+    more["measured_end_ns"] = more["measured_start_ns"]
+    more["duration_ns"] = np.zeros(len(hubs) + len(members), np.int64)
+    # A lane that picks by priority is not held by a member that waits for the others.
+    by_priority = np.repeat([not part.is_ours for part in parts], [part.trace.num_nodes for part in parts])
+    more["lane"][len(hubs) :][by_priority[members]] = -1
+    tasks = {name: np.concatenate((column, more[name])) for name, column in tasks.items()}
+    arrival_of = np.arange(count)
+    arrival_of[members] = arrivals
+    edges["target"] = arrival_of[edges["target"]]
+    added = {
+        "source": np.concatenate((arrivals, hubs[hub_of], arrivals)),
+        "target": np.concatenate((hubs[hub_of], members, members)),
+        "lag_ns": np.zeros(3 * len(members), np.int64),
+        "kind": np.repeat([EdgeKind.COLLECTIVE, EdgeKind.COLLECTIVE, EdgeKind.ORDER], len(members)),
+    }
+    notes["coupled collectives"] += len(meetings)
+    return tasks, {name: np.concatenate((column, added[name])) for name, column in edges.items()}
+
+
+def _meetings(parts: list[_Rank], notes: Counter[str]) -> list[Ints]:
+    """Rows of the nodes that take part in each collective or transfer between two ranks."""
+    ranks = {part.rank: part for part in parts}
+    groups: dict[str, dict[int, Ints]] = {}
+    sends: dict[tuple[int, int, int], Ints] = {}
+    receives: dict[tuple[int, int, int], Ints] = {}
+    for part in parts:
+        for name, rows in _collectives(part).items():
+            groups.setdefault(name, {})[part.rank] = rows
+        _add_transfers(part, sends, NodeType.COMM_SEND)
+        _add_transfers(part, receives, NodeType.COMM_RECV)
+    meetings: list[Ints] = []
+    for name, members in groups.items():
+        wanted = _ranks_of(name, parts, ranks)
+        if set(members) != wanted or len(members) < 2:
+            notes["collective of a group whose ranks are not all there: alone"] += sum(map(len, members.values()))
+            continue
+        lengths = {len(rows) for rows in members.values()}
+        if len(lengths) > 1:
+            notes["group whose ranks have different numbers of collectives: the common first ones coupled"] += 1
+        meetings += list(np.stack([rows[: min(lengths)] for rows in members.values()]).T)
+    for key, rows in sends.items():
+        other = receives.get(key, np.empty(0, np.int64))
+        count = min(len(rows), len(other))
+        notes["send or receive without its counterpart: alone"] += abs(len(rows) - len(other))
+        meetings += list(np.stack((rows[:count], other[:count])).T)
+    notes["send or receive without its counterpart: alone"] += sum(
+        len(rows) for key, rows in receives.items() if key not in sends
+    )
+    return meetings
+
+
+def _collectives(part: _Rank) -> dict[str, Ints]:
+    """Rows of collectives in their order, by group."""
+    trace = part.trace
+    is_one = (part.type == NodeType.COMM_COLL) & ~((part.kind == TaskKind.COLLECTIVE_ALONE) & part.is_ours)
+    rows = np.flatnonzero(is_one)
+    names = trace.texts("pg_name")
+    sequence = trace.integers("comm_sequence", -1)
+    by_name: dict[str, list[int]] = {}
+    for row in rows.tolist():
+        by_name.setdefault(names[row] or "0", []).append(row)
+    ids = trace.nodes["id"]
+    found = {}
+    for name, of in by_name.items():
+        mine = np.array(of, np.int64)
+        found[name] = mine[np.lexsort((ids[mine], sequence[mine]))] + part.first
+    return found
+
+
+def _add_transfers(part: _Rank, found: dict[tuple[int, int, int], Ints], kind: NodeType) -> None:
+    rows = np.flatnonzero(part.type == kind)
+    rows = rows[np.argsort(part.trace.nodes["id"][rows], kind="stable")]
+    source, target, tag = (part.trace.integers(name, -1)[rows] for name in ("comm_src", "comm_dst", "comm_tag"))
+    source = np.where((source < 0) & (kind == NodeType.COMM_SEND), part.rank, source)
+    target = np.where((target < 0) & (kind == NodeType.COMM_RECV), part.rank, target)
+    keys = list(zip(source.tolist(), target.tolist(), tag.tolist(), strict=True))
+    for key in dict.fromkeys(keys):
+        found[key] = rows[[at for at, one in enumerate(keys) if one == key]] + part.first
+
+
+def _ranks_of(name: str, parts: list[_Rank], ranks: dict[int, _Rank]) -> set[int]:
+    """The members of a group: as any of the files lists them, else all ranks that are there."""
+    for part in parts:
+        try:
+            listed = json.loads(part.trace.metadata.get("process_groups") or "[]")
+        except (TypeError, ValueError):
+            continue
+        for group in listed if isinstance(listed, list) else ():
+            if isinstance(group, dict) and str(group.get("pg_name")) == name:
+                world = part.trace.metadata.get("world_size", len(ranks))
+                return set(group.get("ranks") or range(world))
+    return set(ranks)
