@@ -1,12 +1,14 @@
-"""The compiled parts: scanners of JSON text. Without a C compiler the install goes on without them."""
+"""The compiled parts: scanners and writers of text. Without a C compiler the install goes on without them."""
 
 from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension(
-            name, [f"src/{name.replace('.', '/')}.c"], extra_compile_args=["-O3"], optional=True
+        Extension(name, [f"src/{name.replace('.', '/')}.c"], extra_compile_args=["-O3"], optional=True)
+        for name in (
+            "foretrace.formats._scanner",
+            "foretrace.formats.pytorch_et._scanner",
+            "foretrace.formats.chakra._arguments",
         )
-        for name in ("foretrace.formats._scanner", "foretrace.formats.pytorch_et._scanner")
     ]
 )

@@ -32,8 +32,8 @@ class Attributes:
         """Give the nodes a text each."""
         self.add(name, Wire.STRING, nodes, self.strings.intern_all(texts))
 
-    def table(self) -> Table:
-        """The table `ChakraTrace.attributes`."""
+    def table(self, strings: StringTable) -> Table:
+        """The table `ChakraTrace.attributes`, over a table that begins with the texts of this one."""
         lengths = [len(part[0]) for part in self._parts]
         node = np.concatenate([np.empty(0, np.int32), *(part[0] for part in self._parts)]).astype(np.int32)
         order = np.argsort(node, kind="stable")
@@ -41,7 +41,7 @@ class Attributes:
         columns["name"] = np.repeat(np.array([p[1] for p in self._parts], np.int32), lengths)[order]
         columns["wire"] = np.repeat(np.array([p[2] for p in self._parts], np.int8), lengths)[order]
         columns["value"] = np.concatenate([np.empty(0, np.int64), *(part[3] for part in self._parts)])[order]
-        return Table(columns, {"name": self.strings})
+        return Table(columns, {"name": strings})
 
 
 def dependencies(source: NDArray[np.integer], target: NDArray[np.integer], ids: NDArray[Any]) -> Dependencies:

@@ -23,7 +23,7 @@ from foretrace.trace.steps import profiler_steps
 
 PRODUCER = "foretrace"
 SCHEMA = "1.1.1-chakra.0.0.4"
-_COMM_TYPE = {
+COMM_TYPE = {
     CollectiveKind.ALL_REDUCE: CommType.ALL_REDUCE,
     CollectiveKind.REDUCE: CommType.REDUCE,
     CollectiveKind.ALL_GATHER: CommType.ALL_GATHER,
@@ -141,8 +141,13 @@ class _Rank:
         self._add_attributes(duration, more, np.concatenate((target[prompt], target[delays])),
                              np.concatenate((kind[prompt], kind[delays])))  # fmt: skip
         nodes = self._columns(duration, ids, more)
+        strings = self.strings
+        if self.operators is not None and self.graph.costs.num_rows:
+            rows = np.concatenate((self._operator_node, np.full(more, -1)))
+            arguments, strings = operator_texts(self.operators, rows, strings)
+            nodes |= arguments
         order = np.argsort(ids, kind="stable")
-        return self._in_order(nodes, data, order)
+        return self._in_order(nodes, data, order, strings)
 
     def _edges(self) -> tuple[Ints, Ints, Ints, Ints]:
         """Source and target nodes, delay and kind of each dependency within the rank, arrivals passed over."""
@@ -186,9 +191,7 @@ class _Rank:
             "duration_micros": whole_micros(lane, duration),
         }
         columns["name"] = columns["name"].astype(np.int32)
-        return columns | {
-            name: np.concatenate((column, np.full(delays, -1, np.int32))) for name, column in self._arguments.items()
-        }
+        return columns
 
     @cached_property
     def start_ns(self) -> Ints:
@@ -214,7 +217,7 @@ class _Rank:
 
     @cached_property
     def communication(self) -> dict[str, Ints]:
-        """By node: ``collective`` (`CommType`), ``size_bytes``, ``is_send``, ``is_recv``, ``peer``, ``size`` (ranks)."""
+        """By node: ``collective`` (`CommType`), ``size_bytes``, ``is_send``, ``is_recv``, ``peer``, ``size``."""
         count = len(self.tasks)
         found = {name: np.full(count, -1, np.int64) for name in ("collective", "size_bytes", "peer", "size")}
         found |= {name: np.zeros(count, np.int64) for name in ("is_send", "is_recv")}
@@ -233,7 +236,7 @@ class _Rank:
         group = self.members.group[self.tasks[nodes]]
         members = np.where(group >= 0, [len(self.members.ranks.get(g, ())) or 1 for g in group.tolist()], members)
         size[np.isin(kind, _PER_RANK) & (size > 0)] //= members[np.isin(kind, _PER_RANK) & (size > 0)]
-        types = np.array([_COMM_TYPE.get(CollectiveKind(k), -1) for k in range(len(CollectiveKind))], np.int64)
+        types = np.array([COMM_TYPE.get(CollectiveKind(k), -1) for k in range(len(CollectiveKind))], np.int64)
         found["collective"][nodes], found["size_bytes"][nodes], found["size"][nodes] = types[kind], size, members
         peer = self._peers(timeline, all_of.event[at])
         for name, wanted in (("is_send", CollectiveKind.SEND), ("is_recv", CollectiveKind.RECV)):
@@ -267,14 +270,6 @@ class _Rank:
         row = by_event[events]
         source, target = (np.where(row >= 0, table[name][row], -1) for name in ("source_rank", "target_rank"))
         return np.where(source == self.rank, target, np.where(target == self.rank, source, np.maximum(source, target)))
-
-    @cached_property
-    def _arguments(self) -> dict[str, NDArray[np.int32]]:
-        """Inputs and outputs of the operator that each node is part of, as texts."""
-        if self.operators is None or not self.graph.costs.num_rows:
-            return {}
-        node = self._operator_node
-        return operator_texts(self.operators, node, self.strings)
 
     @cached_property
     def _operator_node(self) -> Ints:
@@ -375,9 +370,11 @@ class _Rank:
         for name, column in (("operator", "name"), ("op_schema", "schema")):
             self.attributes.add_texts(name, nodes, trace.strings.lookup(trace.nodes[column][rows]))
 
-    def _in_order(self, nodes: dict[str, NDArray[Any]], data: Any, order: NDArray[np.intp]) -> ChakraTrace:
+    def _in_order(
+        self, nodes: dict[str, NDArray[Any]], data: Any, order: NDArray[np.intp], strings: StringTable
+    ) -> ChakraTrace:
         """The trace with its nodes in the order of their ids."""
-        attributes = self.attributes.table()
+        attributes = self.attributes.table(strings)
         place = np.empty(len(order), np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         moved = place[attributes["node"]]
@@ -391,11 +388,11 @@ class _Rank:
             self.report.note(f"not in a Chakra trace: {reason}", count=counted(self.graph))
         none = np.zeros(count + 1, np.int64), np.empty(0, np.uint32)
         return ChakraTrace(
-            Table({name: column[order] for name, column in nodes.items()}, dict.fromkeys(texts, self.strings)),
+            Table({name: column[order] for name, column in nodes.items()}, dict.fromkeys(texts, strings)),
             type(data)(*none),
             type(data)(first, data.ids[by_owner]),
             attributes,
-            self.strings,
+            strings,
             metadata=self._metadata(),
             rank=self.rank,
             report=self.report,
