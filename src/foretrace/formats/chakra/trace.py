@@ -79,6 +79,38 @@ class Wire(enum.IntEnum):
 
 INTEGER_WIRES = frozenset(Wire(n) for n in (7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27))
 FLOAT_WIRES = frozenset((Wire.DOUBLE, Wire.FLOAT))
+IO_COLUMNS = (
+    "inputs_values", "inputs_shapes", "inputs_types", "outputs_values", "outputs_shapes", "outputs_types",
+)  # fmt: skip
+
+
+def wire_of(value: Any) -> Wire:
+    """The type that a Python value has by itself: int64 (uint64 from 2^63 on), double, bool, string, bytes, or a list.
+
+    Raises:
+        TypeError: if no type of Chakra holds the value.
+    """
+    if isinstance(value, list | tuple):
+        wires = {wire_of(element) for element in value}
+        if wires == {Wire.INT64, Wire.UINT64} and min(value) >= 0:
+            return Wire.UINT64_LIST
+        if wires == {Wire.INT64, Wire.DOUBLE}:
+            return Wire.DOUBLE_LIST
+        single = wires.pop() if len(wires) == 1 else Wire.STRING if not wires else Wire.NONE
+        if single == Wire.NONE or single % 2 == 0:
+            raise TypeError(f"no Chakra attribute holds {value!r}")
+        return Wire(single + 1)
+    if isinstance(value, bool | np.bool_):
+        return Wire.BOOL
+    if isinstance(value, int | np.integer) and -(1 << 63) <= value < 1 << 64:
+        return Wire.INT64 if value < 1 << 63 else Wire.UINT64
+    if isinstance(value, float | np.floating):
+        return Wire.DOUBLE
+    if isinstance(value, str | bytes):
+        return Wire.STRING if isinstance(value, str) else Wire.BYTES
+    if value is None:
+        return Wire.NONE
+    raise TypeError(f"no Chakra attribute holds {value!r}")
 
 
 @dataclass
@@ -116,9 +148,11 @@ class ChakraTrace:
         attributes: one row an attribute, sorted by node, in file order within. Columns ``node`` (row), ``name``
             (string id), ``wire`` (`Wire`), ``value`` (int64: an integer or bool as it is, uint64 as its bits, a float
             as the bits of a float64, a string as string id, bytes and lists as index into ``objects``). Parameters
-            of v0.0.1, which were fields, stand here under today's names.
-        objects: lists and bytes that attributes hold.
+            of v0.0.1, which were fields, stand here under today's names. Where any attribute has one, a column
+            ``doc_string`` (string id, -1 for none).
+        objects: lists and bytes that attributes hold; equal ones may be one object.
         metadata: the first message of the file: attributes by name, as Python values.
+        metadata_wires: the types of these, where they are not the ones that `wire_of` gives.
         version: of the format, ``"v0.0.1"`` to ``"v0.0.4"``; which one a file has is told from its content, and the
             report says how.
         wrote_version: the ``version`` text of the file's metadata, as it stands there.
@@ -132,6 +166,7 @@ class ChakraTrace:
     strings: StringTable
     objects: list[Any] = field(default_factory=list)
     metadata: dict[str, Any] = field(default_factory=dict)
+    metadata_wires: dict[str, Wire] = field(default_factory=dict)
     version: str = "v0.0.4"
     wrote_version: str = ""
     rank: int = -1
