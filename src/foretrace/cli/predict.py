@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,13 @@ Html = Annotated[Path | None, typer.Option(help="Write a self-contained page.")]
 Perfetto = Annotated[
     Path | None, typer.Option(help="Write measured and simulated timelines for ui.perfetto.dev (.json or .json.gz).")
 ]
+
+
+class Dependencies(enum.StrEnum):
+    """The two meanings of a Chakra ET."""
+
+    both = "data+ctrl"
+    data = "data"
 
 
 def _factors(scale: list[str] | None) -> dict[str, float]:
@@ -45,23 +53,60 @@ def simulate(
         ),
     ] = None,
     alone: Annotated[bool, typer.Option("--alone", help="Simulate each rank by itself.")] = False,
+    dependencies: Annotated[
+        Dependencies, typer.Option(help="Of a Chakra ET: what a node waits for (data: as mlcommons' feeder).")
+    ] = Dependencies.both,
     html: Html = None,
     perfetto: Perfetto = None,
     cache: Cache = False,
 ) -> None:
-    """Run the traces again from their dependencies: reproduction error, copied share, what was inferred."""
+    """Run traces or Chakra ETs again from their dependencies: reproduction error, copied share, what was inferred."""
     from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
 
     factors = _factors(scale)
-    job = _read(paths, cache, html, perfetto)
-    with show.working("simulating"):
-        document, simulation = _checked(lambda: simulation_document(job, factors, coupled=not alone), paths)
+    for target in (html, perfetto):
+        check_writable(target)
+    if _are_chakra(paths):
+        document, simulation = _simulate_chakra(paths, factors, dependencies.value, alone)
+        job = simulation.job
+    else:
+        job = read_job(paths, keep_python=True, cache=cache)
+        with show.working("simulating"):
+            document, simulation = checked(lambda: simulation_document(job, factors, coupled=not alone), paths)
     _write_page(html, lambda: simulation_page(job, document, simulation))
     _write_timelines(job, simulation, perfetto)
     if as_json:
         print_json(document)
     else:
         show_predict.simulation(document, simulation_findings(document))
+
+
+def _are_chakra(paths: list[Path]) -> bool:
+    """Whether the paths are Chakra ETs; anything else is read as traces, whose reader says what is wrong."""
+    if not any(path.name.endswith((".et", ".et.gz", ".arrow", ".json", ".json.gz")) for path in paths):
+        return any(path.is_dir() and any(path.glob("*.et")) for path in paths)
+    from foretrace.formats.detect import detect
+
+    files = [path for path in paths if path.is_file()]
+    return any(path.name.endswith((".et", ".et.gz", ".arrow")) for path in paths) or bool(
+        files and detect(files[0]) == "chakra-json"
+    )
+
+
+def _simulate_chakra(
+    paths: list[Path], factors: dict[str, float], dependencies: str, alone: bool
+) -> tuple[dict[str, Any], Any]:
+    from foretrace.estimate.exchange import read_inputs
+    from foretrace.report.simulation import chakra_document
+
+    found = read_inputs(paths)
+    if found.job is not None or found.operators or not found.chakra:
+        raise FormatError(str(paths[0]), "Chakra ETs and other files together", "simulate them one kind at a time")
+    with show.working("simulating"):
+        return checked(  # type: ignore[no-any-return]
+            lambda: chakra_document(found.chakra, factors, dependencies, coupled=not alone, warnings=found.warnings),
+            paths,
+        )
 
 
 def critical_path(
@@ -79,7 +124,7 @@ def critical_path(
 
     job = _read(paths, cache, html, perfetto)
     with show.working("following the critical path"):
-        document, simulation = _checked(lambda: critical_path_document(job, rank, step, top), paths)
+        document, simulation = checked(lambda: critical_path_document(job, rank, step, top), paths)
     _write_page(html, lambda: critical_path_page(document))
     _write_timelines(job, simulation, perfetto)
     if as_json:
@@ -102,7 +147,7 @@ def validate(
 
     job = _read(paths, cache, html, perfetto)
     with show.steps() as progress:
-        document: dict[str, Any] = without_nan(_checked(lambda: estimate.validate(job, progress=progress), paths))
+        document: dict[str, Any] = without_nan(checked(lambda: estimate.validate(job, progress=progress), paths))
     _write_page(html, lambda: validation_page(document))
     if perfetto is not None:
         from foretrace.report.simulation import simulation_document
@@ -127,7 +172,7 @@ def _write_page(path: Path | None, page: Callable[[], str]) -> None:
         show.note(f"wrote {path}")
 
 
-def _checked(work: Any, paths: list[Path]) -> Any:
+def checked(work: Any, paths: list[Path]) -> Any:
     """What cannot be simulated is an error in the input, told in one line."""
     try:
         return work()

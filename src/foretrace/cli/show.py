@@ -55,6 +55,32 @@ def note(text: str) -> None:
     _err.print(escape(text), highlight=False)
 
 
+def conversion(document: dict[str, Any]) -> None:
+    """What was written, how operators were joined, and what could not be carried over."""
+    for path in document["outputs"]:
+        note(f"wrote {path}")
+    if document["joined"]:
+        table = new_table(
+            "Operators joined with the timeline", "rank", "how", "nodes", "not joined", "device work", "not joined"
+        )
+        for rank, one in document["joined"].items():
+            how = ", ".join(f"{name}: {count:,}" for name, count in one["joined"].items())
+            left, work = (
+                ", ".join(f"{n} {reason}" for reason, n in one[key].items())
+                for key in ("not_joined", "device_work_not_joined")
+            )
+            count = sum(one["joined"].values())
+            table.add_row(
+                rank, how, f"{count:,}", left, f"{one['device_work_joined']:,} of {one['device_work']:,}", work
+            )
+        out.print(table)
+    for title, counts in (("Noted", document["notes"]), ("In the input", document["warnings"])):
+        if counts:
+            out.print(f"{title}:")
+            for reason, count in counts.items():
+                out.print(f"  {escape(reason)}: {count:,}", highlight=False)
+
+
 def info_document(job: Job) -> dict[str, Any]:
     """The document of ``foretrace info --json``."""
     files = []

@@ -18,9 +18,11 @@ def simulation(document: dict[str, Any], findings: list[str]) -> None:
     for rank in document["ranks"]:
         share = "" if rank["copied_share"] is None else f"{rank['copied_share']:.1%}"
         for at, step in enumerate(rank["steps"]):
-            times = (milliseconds(step["measured_ns"]), milliseconds(step["simulated_ns"]))
             label = "" if at else str(rank["rank"])
-            table.add_row(label, str(step["step"]), *times, f"{step['error_pct']:+.2f} %", "" if at else share)
+            measured = "" if step["measured_ns"] is None else milliseconds(step["measured_ns"])
+            error = "" if step["error_pct"] is None else f"{step['error_pct']:+.2f} %"
+            row = (measured, milliseconds(step["simulated_ns"]), error)
+            table.add_row(label, str(step["step"]), *row, "" if at else share)
     out.print(table)
     edges = new_table("Edges", "kind", "recorded", "inferred")
     recorded, inferred = document["edges"]["recorded"], document["edges"]["inferred"]

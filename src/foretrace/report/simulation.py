@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace import analyze
-from foretrace.estimate.reproduction import part_errors, reproduction, step_path
+from foretrace.estimate.reproduction import part_errors, periods, reproduction, step_path
 from foretrace.estimate.what_if import improvements, straggler_what_ifs, what_if_scaled
+from foretrace.formats.chakra import ChakraTrace
+from foretrace.formats.chakra.to_graph import to_graph
 from foretrace.link import link
 from foretrace.report.page import COLORS, Figure, Page
 from foretrace.report.summary import PART_LABELS, milliseconds
 from foretrace.simulate import Simulation, simulate
-from foretrace.trace import Job, LaneKind, TaskKind, Timeline
+from foretrace.trace import ExecutionGraph, Job, LaneKind, TaskKind, Timeline
 from foretrace.trace.classify import KernelKind
 from foretrace.trace.steps import device_steps
 
@@ -34,18 +37,81 @@ def simulation_document(
     graph = link(job, coupled=coupled)
     simulation = simulate(graph)
     found = reproduction(job, simulation)
+    parts = part_errors(job, simulation.job)
+    return _document(graph, simulation, found, parts, job.all_warnings, factors), simulation
+
+
+def chakra_document(
+    traces: list[ChakraTrace],
+    factors: dict[str, float] | None = None,
+    dependencies: str = "data+ctrl",
+    coupled: bool = True,
+    warnings: dict[str, int] | None = None,
+) -> tuple[dict[str, Any], Simulation]:
+    """The same document of Chakra traces, which hold no measurement to compare with: what would be measured is None.
+
+    Args:
+        traces: one a rank.
+        factors: as in `simulation_document`.
+        dependencies: see `foretrace.formats.chakra.to_graph.to_graph`.
+        coupled: let collectives wait for all their members.
+        warnings: what reading noticed, counted.
+    """
+    graph = to_graph(traces, dependencies, coupled=coupled)
+    simulation = simulate(graph)
+    ranks = []
+    for timeline in simulation.job:
+        mine = graph.rank == timeline.rank
+        steps = device_steps(timeline)
+        path = step_path(simulation, timeline.rank) if len(steps.number) and mine.any() else None
+        lengths = periods(steps).tolist()
+        ranks.append(
+            {
+                "rank": timeline.rank,
+                "finish_ns": int(simulation.end_ns[mine].max(initial=0)),
+                "measured_ns": None,
+                "simulated_ns": sum(lengths),
+                "error_pct": None,
+                "copied_share": path.copied_share if path else None,
+                "unexplained_ns": int(graph.tasks["duration_ns"][mine & _is_unexplained(graph)].sum()),
+                "steps": [
+                    {"step": number, "measured_ns": None, "simulated_ns": length, "error_pct": None}
+                    for number, length in zip(steps.number.tolist(), lengths, strict=True)
+                ],
+            }
+        )
+    found = {"ranks": ranks, "mean_abs_error_pct": None}
+    parts = {
+        name: {**part, **dict.fromkeys(("measured_ns", *(key for key in part if "pct" in key)))}
+        for name, part in part_errors(simulation.job, simulation.job).items()
+    }
+    document = _document(graph, simulation, found, parts, warnings or {}, factors)
+    return document | {"dependencies": dependencies}, simulation
+
+
+def _is_unexplained(graph: ExecutionGraph) -> NDArray[np.bool_]:
+    return np.asarray(graph.tasks["kind"] == TaskKind.UNEXPLAINED)
+
+
+def _document(
+    graph: ExecutionGraph,
+    simulation: Simulation,
+    found: dict[str, Any],
+    parts: dict[str, Any],
+    warnings: dict[str, int],
+    factors: dict[str, float] | None,
+) -> dict[str, Any]:
     counts = {kind.label: int((graph.tasks["kind"] == kind).sum()) for kind in TaskKind}
     times = {kind.label: int(graph.tasks["duration_ns"][graph.tasks["kind"] == kind].sum()) for kind in TaskKind}
+    errors = [step["error_pct"] for rank in found["ranks"] for step in rank["steps"]]
     document = {
         "summary": {
             "ranks": len(graph.ranks),
             "finish_ns": simulation.finish_ns,
             "mean_abs_error_pct": found["mean_abs_error_pct"],
-            "worst_step_error_pct": max(
-                (abs(step["error_pct"]) for rank in found["ranks"] for step in rank["steps"]), default=None
-            ),
+            "worst_step_error_pct": max((abs(error) for error in errors if error is not None), default=None),
             "coupled_collectives": graph.notes["coupled collectives"],
-            "parts": part_errors(job, simulation.job),
+            "parts": parts,
         },
         "fidelity": "recorded",
         "ranks": found["ranks"],
@@ -55,11 +121,11 @@ def simulation_document(
         "task_kinds": {kind: {"count": n, "time_ns": times[kind]} for kind, n in counts.items() if n},
         "notes": dict(graph.notes),
         "figures": graph.figures,
-        "warnings": job.all_warnings,
+        "warnings": warnings,
     }
     if factors:
         document["what_if"] = what_if_scaled(graph, factors, baseline=simulation).to_dict()
-    return document, simulation
+    return document
 
 
 def critical_path_document(
@@ -120,10 +186,11 @@ def simulation_page(job: Job, document: dict[str, Any], simulation: Simulation) 
     """The page of ``foretrace simulate --html``: measured and simulated side by side."""
     page = Page()
     page.findings(simulation_findings(document))
+    is_measured = document["mean_abs_error_pct"] is not None
     timeline = max(job, key=lambda one: len(one.device_rows))
     other = simulation.job.rank(timeline.rank)
     steps, simulated = device_steps(timeline), device_steps(other)
-    if len(steps.number):
+    if len(steps.number) and is_measured:
         at = len(steps.number) // 2
         figure = _side_by_side(timeline, other, (steps, simulated), at)
         note = f"Rank {timeline.rank}, {steps.name[at]}; both begin at 0. The longest {_MOST_SLICES:,} slices at most."
@@ -158,10 +225,17 @@ unexplained delays) rather than derived, and <code>foretrace validate</code>."""
 def simulation_findings(document: dict[str, Any]) -> list[str]:
     """What a reader should know first."""
     error, worst = document["mean_abs_error_pct"], document["summary"]["worst_step_error_pct"]
-    if error is None:
+    is_measured = any(rank["measured_ns"] is not None for rank in document["ranks"])
+    if error is None and (is_measured or not document["ranks"]):
         return ["There is nothing to simulate in these traces."]
     shares = [rank["copied_share"] for rank in document["ranks"] if rank["copied_share"] is not None]
-    lines = [f"Simulated steps differ from the measured ones by {error:.2f} % on average, {worst:.2f} % at most."]
+    if error is None:
+        lines = [
+            f"The job takes {milliseconds(document['summary']['finish_ns'])} with the durations that the files hold; "
+            "they hold no measured run to compare with."
+        ]
+    else:
+        lines = [f"Simulated steps differ from the measured ones by {error:.2f} % on average, {worst:.2f} % at most."]
     if shares:
         span = (
             f"{100 * min(shares):.0f} %"
@@ -173,9 +247,8 @@ def simulation_findings(document: dict[str, Any]) -> list[str]:
             lines.append(
                 "With so much copied the reproduction is right by construction; a prediction from it is worth little."
             )
-    unexplained, measured = (
-        sum(rank[name] for rank in document["ranks"]) for name in ("unexplained_ns", "measured_ns")
-    )
+    whole = "measured_ns" if is_measured else "simulated_ns"
+    unexplained, measured = (sum(rank[name] for rank in document["ranks"]) for name in ("unexplained_ns", whole))
     if unexplained:
         lines.append(
             f"{milliseconds(unexplained)} of device delays have no cause that was found "
@@ -230,13 +303,14 @@ def _side_by_side(timeline: Timeline, simulated: Timeline, steps: tuple[Any, Any
 
 
 def _part_bars(parts: list[dict[str, Any]]) -> Figure:
+    shown = [way for way in ("measured", "simulated") if all(part[f"{way}_ns"] is not None for part in parts)]
     data = [
         {
             "type": "bar",
             "orientation": "h",
             "name": part["part"],
-            "y": ["measured", "simulated"],
-            "x": [part["measured_ns"] / 1e6, part["simulated_ns"] / 1e6],
+            "y": shown,
+            "x": [part[f"{way}_ns"] / 1e6 for way in shown],
             "marker": {"color": COLORS[next(key for key, label in PART_LABELS.items() if label == part["part"])]},
         }
         for part in parts

@@ -341,9 +341,11 @@ class _Rank:
         add("comm_src", Wire.INT64, peers, np.where(sends, own, found["peer"][peers]))
         add("comm_dst", Wire.INT64, peers, np.where(sends, found["peer"][peers], own))
         add("comm_tag", Wire.INT64, peers, np.zeros(len(peers), np.int64))
-        # What was measured before the collective was coupled: waiting for the others included.
-        span = self.graph.tasks["measured_end_ns"] - self.graph.tasks["measured_start_ns"]
-        add("measured_duration_ns", Wire.INT64, coll, span[self.tasks[coll]])
+        # What was measured, waiting for the others included.
+        event = self.graph.tasks["event"][self.tasks[coll]]
+        if self.graph.source is not None:
+            span = self.graph.source.rank(self.rank).duration_ns[event]
+            add("measured_duration_ns", Wire.INT64, coll[event >= 0], span[event >= 0])
 
     def _add_costs(self) -> None:
         costs = self.graph.costs

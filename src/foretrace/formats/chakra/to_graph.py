@@ -46,7 +46,7 @@ class DependencyError(ValueError):
     """A Chakra trace whose dependencies make no graph; the message names the file and the node."""
 
 
-def to_graph(traces: Sequence[ChakraTrace], dependencies: str = BOTH) -> ExecutionGraph:
+def to_graph(traces: Sequence[ChakraTrace], dependencies: str = BOTH, coupled: bool = True) -> ExecutionGraph:
     """The execution graph of Chakra traces, one a rank.
 
     Durations are the recorded ones (exact where this project wrote the file, else whole microseconds). Nodes that name
@@ -58,6 +58,8 @@ def to_graph(traces: Sequence[ChakraTrace], dependencies: str = BOTH) -> Executi
         traces: at most one for each rank; those without a rank get the next free one.
         dependencies: ``"data+ctrl"``: a node waits for both kinds, as in ASTRA-sim; ``"data"``: for data dependencies
             only, as in mlcommons' feeder.
+        coupled: let collectives wait for their members; else each takes the time that was measured for it alone, or
+            its recorded one.
 
     Raises:
         DependencyError: if a node depends on one that does not exist.
@@ -74,7 +76,11 @@ def to_graph(traces: Sequence[ChakraTrace], dependencies: str = BOTH) -> Executi
         first += trace.num_nodes
     tasks = {name: np.concatenate([part.tasks[name] for part in parts]) for name in parts[0].tasks} if parts else {}
     edges = {name: np.concatenate([part.edges[name] for part in parts]) for name in parts[0].edges} if parts else {}
-    tasks, edges = _coupled(parts, tasks, edges, notes)
+    if parts:
+        alone = np.concatenate([part.trace.integers("measured_duration_ns") for part in parts])
+        transfer = tasks["duration_ns"]
+        tasks["duration_ns"] = np.where(alone >= 0, alone, transfer)
+        tasks, edges = _coupled(parts, tasks, transfer, edges, notes) if coupled else (tasks, edges)
     launched = _launched(tasks, edges, lanes)
     origin = min((int(part.trace.metadata.get("origin_ns", 0)) for part in parts), default=0)
     return ExecutionGraph.from_columns(tasks, edges, lanes, strings, launched=launched, origin_ns=origin, notes=+notes)
@@ -275,7 +281,7 @@ def _launched(tasks: dict[str, Any], edges: dict[str, Any], lanes: list[GraphLan
 
 
 def _coupled(
-    parts: list[_Rank], tasks: dict[str, Any], edges: dict[str, Any], notes: Counter[str]
+    parts: list[_Rank], tasks: dict[str, Any], transfer: Ints, edges: dict[str, Any], notes: Counter[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Let collectives, and sends with their receives, wait for all that take part."""
     meetings = _meetings(parts, notes)
@@ -288,7 +294,7 @@ def _coupled(
     tasks["kind"] = tasks["kind"].copy()
     tasks["kind"][members] = TaskKind.COLLECTIVE
     shortest = np.full(len(meetings), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, hub_of, tasks["duration_ns"][members])
+    np.minimum.at(shortest, hub_of, transfer[members])
     tasks["duration_ns"][members] = shortest[hub_of]  # the last to come waits for nobody
     ready = np.zeros(len(meetings), np.int64)
     np.maximum.at(ready, hub_of, tasks["measured_start_ns"][members])
