@@ -52,7 +52,8 @@ def dependencies(source: NDArray[np.integer], target: NDArray[np.integer], ids: 
         ids: id of every node.
     """
     count = len(ids)
-    pair = np.unique(target.astype(np.int64) * max(count, 1) + source)
+    pair = np.sort(target.astype(np.int64) * max(count, 1) + source)
+    pair = pair[np.append(True, pair[1:] != pair[:-1])] if len(pair) else pair
     target, source = pair // max(count, 1), pair % max(count, 1)
     first = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=count)))).astype(np.int64)
     narrow = np.uint32 if not count or int(ids.max()) < 1 << 32 else np.uint64

@@ -93,7 +93,9 @@ def encode_nodes(room: int, rows: int, end: int) -> int:
     for row in range(rows - 1, -1, -1):
         stop = at
         for attribute in range(
-            get64(get64(room + FIRST_ATTRIBUTE) + 8 * row + 8) - 1, get64(get64(room + FIRST_ATTRIBUTE) + 8 * row) - 1, -1
+            get64(get64(room + FIRST_ATTRIBUTE) + 8 * row + 8) - 1,
+            get64(get64(room + FIRST_ATTRIBUTE) + 8 * row) - 1,
+            -1,
         ):
             at = _attribute(room, at, attribute)
         for side in range(1, -1, -1):
@@ -109,8 +111,9 @@ def encode_nodes(room: int, rows: int, end: int) -> int:
             if micros != 0:
                 at = _varint(_varint(at, micros), 8 * field)
         for field in range(5, 3, -1):
-            offsets, ids = get64(room + (FIRST_DATA if field == 5 else FIRST_CONTROL)), get64(
-                room + (DATA if field == 5 else CONTROL)
+            offsets, ids = (
+                get64(room + (FIRST_DATA if field == 5 else FIRST_CONTROL)),
+                get64(room + (DATA if field == 5 else CONTROL)),
             )
             ids_stop = at
             for index in range(get64(offsets + 8 * row + 8) - 1, get64(offsets + 8 * row) - 1, -1):

@@ -76,7 +76,9 @@ def add_node(builder: Builder, node: Any, text: Texts) -> None:
     """Add a lenient Node of v0.0.4."""
     io: list[str] = []
     if node.HasField("inputs") or node.HasField("outputs"):
-        io = [text(getattr(side, part)) for side in (node.inputs, node.outputs) for part in ("values", "shapes", "types")]
+        io = [
+            text(getattr(side, part)) for side in (node.inputs, node.outputs) for part in ("values", "shapes", "types")
+        ]
     builder.add(
         node.id,
         text(node.name),

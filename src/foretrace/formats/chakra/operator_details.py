@@ -62,7 +62,7 @@ def operator_texts(
 def _as_numbers(trace: OperatorTrace) -> tuple[NDArray[Any], ...]:
     """The tables that `_arguments.texts` takes."""
     arguments, tensors = trace.arguments, trace.tensors
-    texts = [_spaced(text) for text in trace.strings]
+    texts = [_spaced(text) for text in trace.strings.lookup(np.arange(len(trace.strings)))]
     data = [text.encode("utf-8", "replace") for text in texts]
     ends = np.concatenate(([0], np.cumsum([len(one) for one in data]))).astype(np.int64)
     rows = np.stack([arguments[name].astype(np.int64) for name in ("is_output", "type", "shape", "value")], axis=1)

@@ -151,7 +151,8 @@ def _trace(decoder: Any, report: ReadReport) -> ChakraTrace:
         if io is not None and (io[index] >= 0).any():
             columns[name] = _mapped(io[index], remap)
     control, data_ids = (
-        Dependencies(offsets_of(_column(decoder, f"num_{kind}")), _column(decoder, kind)) for kind in ("control", "data")
+        Dependencies(offsets_of(_column(decoder, f"num_{kind}")), _column(decoder, kind))
+        for kind in ("control", "data")
     )
     wire, value = _column(decoder, "wire"), _column(decoder, "value")
     objects = _objects(wire, value, data, first, remap, report)

@@ -39,20 +39,25 @@ typedef struct {
     int64_t begin, end, form;
 } Span;
 
+typedef const unsigned char *Place; /* NULL: there is nothing */
+
+typedef struct {
+    Place begin, end;
+} Item;
+
 typedef struct {
     const unsigned char *text, *end;
     Rows nodes, arguments, tensors, extras, spans, hashes, broken;
+    Rows items[LISTS]; /* begin and end of each item of the lists of the current node */
     int32_t *slots;
     size_t num_slots;
     int failed; /* out of memory */
 } Scan;
 
-typedef const unsigned char *Place; /* NULL: there is nothing */
-
 static void *add(Scan *scan, Rows *rows, size_t bytes)
 {
     if (rows->length + bytes > rows->capacity) {
-        size_t capacity = rows->capacity ? rows->capacity * 2 : 1 << 16;
+        size_t capacity = rows->capacity ? rows->capacity * 2 : 1 << 12;
         char *data = realloc(rows->data, capacity);
         if (!data) {
             scan->failed = 1;
@@ -322,30 +327,47 @@ static int add_tensors(Scan *scan, Place value, Place end, Place shape, Place st
     return found;
 }
 
+/* Where the items of the list at `at` begin and end; the place after it, NULL if it is no whole list. */
+static Place list_items(Scan *scan, Rows *items, Place at, Place end)
+{
+    items->length = 0;
+    at = space(at + 1, end);
+    while (at < end && *at != ']') {
+        Item *item = add(scan, items, sizeof *item);
+        Place stop = value_end(at, end);
+        if (!stop || !item) return NULL;
+        *item = (Item){at, stop};
+        at = space(stop, end);
+        if (at < end && *at == ',') at = space(at + 1, end);
+        else if (at >= end || *at != ']') return NULL;
+    }
+    return at < end ? at + 1 : NULL;
+}
+
+static Item item_at(const Rows *items, size_t at)
+{
+    return at < items->length / sizeof(Item) ? ((const Item *)items->data)[at] : (Item){NULL, NULL};
+}
+
 /* Rows for the inputs or the outputs of a node. */
-static void add_arguments(Scan *scan, Place end, const Place *lists, int is_output)
+static void add_arguments(Scan *scan, Place end, const Rows *lists, int is_output)
 {
     int32_t node = (int32_t)(scan->nodes.length / (NODE_WIDTH * sizeof(int64_t))) - 1;
-    Place value = into(lists[0], end), shape = into(lists[1], end), type = into(lists[2], end);
-    Place strides = into(lists[3], end);
-    for (int32_t position = 0; value && !scan->failed; position++) {
-        int32_t row[ARGUMENT_WIDTH] = {node, is_output, position, -1, -1, -1, -1};
-        Place value_stop = value_end(value, end), shape_stop = shape ? value_end(shape, end) : NULL;
-        Place strides_stop = strides ? value_end(strides, end) : NULL, type_stop = type ? value_end(type, end) : NULL;
+    size_t count = lists[0].length / sizeof(Item);
+    for (size_t position = 0; position < count && !scan->failed; position++) {
+        int32_t row[ARGUMENT_WIDTH] = {node, is_output, (int32_t)position, -1, -1, -1, -1};
+        Item value = item_at(&lists[0], position), shape = item_at(&lists[1], position);
+        Item type = item_at(&lists[2], position), strides = item_at(&lists[3], position);
         int tensors = 0;
-        if (type_stop && *type == '"') {
-            row[3] = intern(scan, type + 1, type_stop - 1, INSIDE);
-            tensors = add_tensors(scan, value, end, shape, strides, type + 1, type_stop - 1);
+        if (type.begin && *type.begin == '"') {
+            row[3] = intern(scan, type.begin + 1, type.end - 1, INSIDE);
+            tensors = add_tensors(scan, value.begin, end, shape.begin, strides.begin, type.begin + 1, type.end - 1);
         }
-        row[4] = raw(scan, shape, shape_stop);
-        row[5] = raw(scan, strides, strides_stop);
-        if (!tensors) row[6] = raw(scan, value, value_stop);
+        row[4] = raw(scan, shape.begin, shape.end);
+        row[5] = raw(scan, strides.begin, strides.end);
+        if (!tensors) row[6] = raw(scan, value.begin, value.end);
         int32_t *kept = add(scan, &scan->arguments, sizeof row);
         if (kept) memcpy(kept, row, sizeof row);
-        value = after(value_stop, end);
-        shape = after(shape_stop, end);
-        type = after(type_stop, end);
-        strides = after(strides_stop, end);
     }
 }
 
@@ -435,16 +457,15 @@ static Place attributes(Scan *scan, int64_t *node, Place at, Place end)
     return closed(at, end, ']');
 }
 
-/* Where the lists in an object of inputs or outputs begin. */
-static Place argument_lists(Place at, Place end, Place *lists)
+/* The lists in an object of inputs or outputs. */
+static Place argument_lists(Scan *scan, Place at, Place end, Rows *lists)
 {
     Place word, word_end, value;
     int state, key = -1;
     at = space(at + 1, end);
     while ((state = member(&at, end, &word, &word_end, &value)) > 0) {
         key = key_of(word, word_end, NEW_LISTS, LISTS / 2, key + 1);
-        if (key >= 0) lists[key] = value;
-        at = value_end(value, end);
+        at = key >= 0 && *value == '[' ? list_items(scan, lists + key, value, end) : value_end(value, end);
         if (!at) return NULL;
         at = next_member(at, end);
     }
@@ -455,20 +476,19 @@ static Place argument_lists(Place at, Place end, Place *lists)
 static Place scan_node(Scan *scan, Place at, Place end)
 {
     int64_t node[NODE_WIDTH] = {-1, -1, 0, 0, -1, 0, 0, 0, -1, -1, -1, -1, -1, -1};
-    Place lists[LISTS] = {NULL}, word, word_end, value, stop;
+    Place word, word_end, value, stop;
     int state, key = -1;
+    for (int list = 0; list < LISTS; list++) scan->items[list].length = 0;
     at = space(at + 1, end);
     while ((state = member(&at, end, &word, &word_end, &value)) > 0) {
         key = key_of(word, word_end, MEMBERS, NODE_WIDTH, key + 1);
         if (key < 0 && is_text(word, word_end, "parent")) key = 1;
         int list = key < 0 ? key_of(word, word_end, OLD_LISTS, LISTS, -1) : -1;
         if (key >= 0) stop = set_member(scan, node, key, value, end);
-        else if ((list == 0 || list == LISTS / 2) && *value == '{') stop = argument_lists(value, end, lists + list);
+        else if ((list == 0 || list == LISTS / 2) && *value == '{') stop = argument_lists(scan, value, end, scan->items + list);
         else if (*value == '[' && is_text(word, word_end, "attrs")) stop = attributes(scan, node, value, end);
-        else {
-            if (list >= 0) lists[list] = value;
-            stop = value_end(value, end);
-        }
+        else if (list >= 0 && *value == '[') stop = list_items(scan, scan->items + list, value, end);
+        else stop = value_end(value, end);
         if (!stop) return NULL;
         at = next_member(stop, end);
     }
@@ -476,8 +496,8 @@ static Place scan_node(Scan *scan, Place at, Place end)
     int64_t *kept = add(scan, &scan->nodes, sizeof node);
     if (!kept) return NULL;
     memcpy(kept, node, sizeof node);
-    add_arguments(scan, stop, lists, 0);
-    add_arguments(scan, stop, lists + LISTS / 2, 1);
+    add_arguments(scan, stop, scan->items, 0);
+    add_arguments(scan, stop, scan->items + LISTS / 2, 1);
     return stop;
 }
 
@@ -547,6 +567,7 @@ static PyObject *scan(PyObject *Py_UNUSED(module), PyObject *args)
         result = Py_BuildValue("nNNNNNN", end ? (Py_ssize_t)(end - state.text) : -1, bytes_of(rows[0]), bytes_of(rows[1]),
                                bytes_of(rows[2]), bytes_of(rows[3]), bytes_of(rows[4]), bytes_of(rows[5]));
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) free(rows[i]->data);
+    for (int list = 0; list < LISTS; list++) free(state.items[list].data);
     free(state.hashes.data);
     free(state.slots);
     PyBuffer_Release(&text);

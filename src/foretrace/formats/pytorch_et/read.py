@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from isal import igzip
+from isal.igzip_lib import IsalError
 from numpy.typing import NDArray
 
 from foretrace.formats.pytorch_et.collectives import collectives, process_groups
@@ -23,6 +27,9 @@ from foretrace.trace.operators import OperatorTrace
 SUPPORTED_SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")
 _REMEDY = "name a file that torch.profiler.ExecutionTraceObserver wrote"
 _NODES = re.compile(rb'"nodes"\s*:\s*\[')
+# Where a node may begin, in the newer and in the older order of members.
+_NODE = re.compile(rb'\{\s*"(?:id"\s*:|name"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"id"\s*:)')
+_SHARE_BYTES = 1 << 20  # a part of the text that is worth a thread
 _TEXTS = ("op_schema", "kernel_backend", "kernel_file", "tensor_range", "integer_statistics", "name")
 _RANK = re.compile(r"rank[-_.]?(\d+)|(?<![.\d])[._](\d+)\.json", re.IGNORECASE)
 
@@ -49,7 +56,7 @@ def read_operators(path: PathLike | Source, on_bytes: Callable[[int], None] | No
     try:
         source = path if isinstance(path, Source) else Source.of(Path(path))
         report = ReadReport(source.name, "pytorch et")
-        text = b"".join(blocks(source, report, on_bytes))
+        text = _content(source, report, on_bytes)
     except OSError as error:
         raise FormatError(str(path), error.strerror or str(error), "check the path and its permissions") from None
     found = _NODES.search(text)
@@ -78,29 +85,97 @@ class _Scanned:
 
 def _scan(text: bytes, at: int, report: ReadReport) -> _Scanned:
     """All nodes of the list that begins before ``at``."""
-    if _scanner is not None:
-        end, broken, nodes, arguments, tensors, extras, spans = _scanner.scan(text, at)
-        texts = _texts(text, np.frombuffer(spans, np.int64).reshape(-1, 3), report)
+    scanned = _compiled_scan(text, at, report) if _scanner is not None else _slow_scan(text, at)
+    for place in scanned.broken.tolist():
+        report.drop("node that is cut or no valid JSON", f"byte {place}")
+    if scanned.end < 0:
+        report.repair("file ends within the list of nodes: kept the whole ones", f"byte {len(text)}")
+    return scanned
+
+
+def _content(source: Source, report: ReadReport, on_bytes: Callable[[int], None] | None) -> bytes:
+    """The inflated content of a file: at once where it is sound."""
+    content = source.path.read_bytes()
+    report.size_bytes = len(content)
+    if content[:2] == b"\x1f\x8b":
+        try:
+            text: bytes = igzip.decompress(content)
+        except (IsalError, EOFError, OSError):  # type: ignore[misc]  # damaged or cut: what precedes the damage
+            return b"".join(blocks(source, report, on_bytes))
     else:
-        slow = SlowScanner(text)
-        end = slow.scan(len(text[:at].decode("utf-8", "replace")))
-        broken, nodes, arguments, tensors, extras = slow.broken, slow.nodes, slow.arguments, slow.tensors, slow.extras
-        texts = slow.texts
-        end = len(slow.before(end)) if end >= 0 else -1
-    scanned = _Scanned(
+        text = content
+    if on_bytes:
+        on_bytes(len(content))
+    return text
+
+
+def _compiled_scan(text: bytes, at: int, report: ReadReport) -> _Scanned:
+    """The compiled scanner, in as many threads as there are processors if the text is worth it."""
+    borders = [at]
+    share = max((len(text) - at) // max(os.cpu_count() or 1, 1), _SHARE_BYTES)
+    while len(text) - borders[-1] > share + share // 2 and (found := _NODE.search(text, borders[-1] + share)):
+        borders.append(found.start())
+    if len(borders) == 1:
+        return _of_scan(_scanner.scan(text, at), text, report)
+    view = memoryview(text)
+    with ThreadPoolExecutor(len(borders)) as threads:
+        pairs = zip(borders, [*borders[1:], len(text)], strict=True)
+        parts = list(threads.map(lambda pair: _scanner.scan(view[: pair[1]], pair[0]), pairs))
+    # Behind the end of the list nothing is a node, whatever it looks like.
+    used = next((count for count, part in enumerate(parts, 1) if part[0] >= 0), len(parts))
+    return _joined([_of_scan(part, text, report) for part in parts[:used]])
+
+
+def _of_scan(found: tuple[Any, ...], text: bytes, report: ReadReport) -> _Scanned:
+    end, broken, nodes, arguments, tensors, extras, spans = found
+    return _Scanned(
         np.frombuffer(nodes, np.int64).reshape(-1, 14),
         np.frombuffer(arguments, np.int32).reshape(-1, 7),
         np.frombuffer(tensors, np.int64).reshape(-1, 11),
         np.frombuffer(extras, np.int32).reshape(-1, 3),
-        texts,
+        _texts(text, np.frombuffer(spans, np.int64).reshape(-1, 3), report),
         np.frombuffer(broken, np.int64),
         end,
     )
-    for place in scanned.broken.tolist():
-        report.drop("node that is cut or no valid JSON", f"byte {place}")
-    if end < 0:
-        report.repair("file ends within the list of nodes: kept the whole ones", f"byte {len(text)}")
-    return scanned
+
+
+def _slow_scan(text: bytes, at: int) -> _Scanned:
+    slow = SlowScanner(text)
+    end = slow.scan(len(text[:at].decode("utf-8", "replace")))
+    return _Scanned(
+        np.frombuffer(slow.nodes, np.int64).reshape(-1, 14),
+        np.frombuffer(slow.arguments, np.int32).reshape(-1, 7),
+        np.frombuffer(slow.tensors, np.int64).reshape(-1, 11),
+        np.frombuffer(slow.extras, np.int32).reshape(-1, 3),
+        slow.texts,
+        np.frombuffer(slow.broken, np.int64),
+        len(slow.before(end)) if end >= 0 else -1,
+    )
+
+
+def _joined(parts: list[_Scanned]) -> _Scanned:
+    """The rows of several scans one after the other; rows and ids count on."""
+    first = parts[0]
+    rows: dict[str, list[NDArray[Any]]] = {name: [] for name in ("nodes", "arguments", "tensors", "extras")}
+    nodes = arguments = texts = 0
+    for part in parts:
+        for name, owner, owners, columns in (
+            ("nodes", -1, 0, slice(8, 14)),
+            ("arguments", 0, nodes, slice(3, 7)),
+            ("tensors", 0, arguments, slice(7, 11)),
+            ("extras", 0, nodes, slice(1, 3)),
+        ):
+            table = getattr(part, name).copy() if part is not first else getattr(part, name)
+            if part is not first:
+                ids = table[:, columns]
+                ids[ids >= 0] += texts
+                if owner >= 0:
+                    table[:, owner] += owners
+            rows[name].append(table)
+        nodes, arguments, texts = nodes + len(part.nodes), arguments + len(part.arguments), texts + len(part.texts)
+    broken = np.concatenate([part.broken for part in parts])
+    tables = {name: np.concatenate(found) for name, found in rows.items()}
+    return _Scanned(**tables, texts=[text for part in parts for text in part.texts], broken=broken, end=parts[-1].end)
 
 
 def _texts(text: bytes, spans: NDArray[np.int64], report: ReadReport) -> list[str]:
