@@ -99,7 +99,7 @@ def _content(source: Source, report: ReadReport, on_bytes: Callable[[int], None]
     report.size_bytes = len(content)
     if content[:2] == b"\x1f\x8b":
         try:
-            text: bytes = igzip.decompress(content)
+            text: bytes = igzip.decompress(content)  # type: ignore[no-untyped-call]
         except (IsalError, EOFError, OSError):  # type: ignore[misc]  # damaged or cut: what precedes the damage
             return b"".join(blocks(source, report, on_bytes))
     else:
