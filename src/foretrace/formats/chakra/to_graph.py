@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from foretrace.formats.chakra.columns import Ints
 from foretrace.formats.chakra.from_graph import PRODUCER
-from foretrace.formats.chakra.trace import ChakraTrace, Dependencies, NodeType
+from foretrace.formats.chakra.trace import ChakraTrace, Dependencies, NodeType, Wire
 from foretrace.trace import (
     EdgeKind,
     ExecutionGraph,
@@ -38,6 +38,13 @@ _KIND_OF_TYPE = {
     NodeType.COMM_SEND: TaskKind.COLLECTIVE_ALONE,
     NodeType.COMM_RECV: TaskKind.COLLECTIVE_ALONE,
     NodeType.COMM_COLL: TaskKind.COLLECTIVE_ALONE,
+}
+# Why work may wait for other work, by whether the first and the second are on a device.
+_LIKELY = {
+    (False, True): (EdgeKind.LAUNCH,),
+    (True, False): (EdgeKind.SYNC, EdgeKind.QUEUE),
+    (True, True): (EdgeKind.EVENT_WAIT, EdgeKind.OCCUPANCY),
+    (False, False): (EdgeKind.HANDOFF,),
 }
 _COMMUNICATION = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 
@@ -135,41 +142,61 @@ class _Rank:
             kinds[of] = kind
         found = kinds[np.clip(self.type, 0, len(NodeType) - 1)]
         found[self.is_cpu & (found == TaskKind.KERNEL)] = TaskKind.OPERATOR
-        texts = self.trace.texts("task_kind")
-        told = np.fromiter(
-            (_LABELS.get(text, -1) if text != "delay" else _DELAY for text in texts), np.int64, len(texts)
-        )
-        return np.where(told != -1, told, found)
+        told = self._text_ids("task_kind")
+        used = np.flatnonzero(np.bincount(told + 1, minlength=1)[1:])
+        meaning = np.full(int(told.max(initial=-1)) + 2, -1, np.int64)  # the last one answers for -1
+        labels = {**_LABELS, "delay": _DELAY}
+        meaning[used] = [labels.get(text, -1) for text in self.trace.strings.lookup(used)]
+        return np.where(meaning[told] != -1, meaning[told], found)
 
     def _lanes(self, lanes: list[GraphLane]) -> NDArray[np.int32]:
-        """The lane of each node; adds the rank's lanes."""
-        trace, count = self.trace, self.trace.num_nodes
-        stream, device = trace.integers("stream", -1), trace.integers("device", 0)
-        thread = (
-            trace.texts("tid") if self.is_ours else [str(t) if t >= 0 else "" for t in trace.integers("tid").tolist()]
-        )
-        process = trace.texts("process")
-        is_communication = np.isin(self.type, _COMMUNICATION)
+        """The lane of each node, -1 for none; adds the rank's lanes."""
+        trace = self.trace
+        stream, device = trace.integers("stream", -1), np.maximum(trace.integers("device", 0), 0)
+        thread, process = self._thread_ids(), self._text_ids("process")
+        on_stream = ~self.is_cpu & (stream >= 0)
+        in_slot = ~self.is_cpu & ~on_stream
+        communicates = np.isin(self.type, _COMMUNICATION)
+        first = np.select([self.is_cpu, on_stream], [process, device], communicates.astype(np.int64))
+        second = np.select([self.is_cpu, on_stream], [thread, stream], 0)
+        free = np.isin(self.type, (NodeType.COMM_RECV, NodeType.METADATA, NodeType.INVALID)) & (not self.is_ours)
+        placed = np.flatnonzero((self.kind != _DELAY) & ~free)
+        keys = np.stack((in_slot.astype(np.int64) * 2 + on_stream, first, second), axis=1)[placed]
+        distinct, example, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
         policy = LanePolicy.IN_ORDER if self.is_ours else LanePolicy.PRIORITY
-        known: dict[Any, int] = {}
-        found = np.full(count, -1, np.int32)
-        free = (NodeType.COMM_RECV, NodeType.METADATA, NodeType.INVALID)
-        columns = (self.is_cpu, self.type, stream, device, is_communication, self.kind)
-        rows = zip(*(column.tolist() for column in columns), thread, process, strict=True)
-        for at, (is_cpu, kind, on, of, communicates, task, one, owner) in enumerate(rows):
-            if task == _DELAY or (not self.is_ours and kind in free):
-                continue
-            if is_cpu:
-                key: Any = ("thread", owner or str(self.rank), one or "cpu")
-            elif on >= 0:
-                key = ("stream", max(of, 0), on)
-            else:
-                key = ("slot", "communication" if communicates else "compute", 0)
-            if key not in known:
-                known[key] = len(lanes)
-                lanes.append(GraphLane(self.rank, _lane(self.rank, *key), policy))
-            found[at] = known[key]
+        found = np.full(trace.num_nodes, -1, np.int32)
+        # In the order in which the nodes of the file name them.
+        order = np.argsort(example, kind="stable")
+        place = np.empty(len(distinct), np.int32)
+        place[order] = len(lanes) + np.arange(len(distinct), dtype=np.int32)
+        found[placed] = place[which.reshape(-1)]
+        for what, one, other in distinct[order].tolist():
+            lanes.append(GraphLane(self.rank, self._lane(what, one, other), policy))
         return found
+
+    def _lane(self, what: int, one: int, other: int) -> Lane:
+        """A thread (0) of a process, a stream (1) of a device, or the slot (2) for compute or communication."""
+        if what == 1:
+            return Lane(LaneKind.DEVICE_STREAM, str(one), f"stream {other}", one, other)
+        if what == 2:
+            name = "communication" if one else "compute"
+            return Lane(LaneKind.DEVICE_STREAM, str(self.rank), name, 0, one, name=name)
+        process = self.trace.strings[one] if one >= 0 else str(self.rank)
+        if self.is_ours:
+            return Lane(LaneKind.HOST_THREAD, process, self.trace.strings[other] if other >= 0 else "cpu")
+        return Lane(LaneKind.HOST_THREAD, process, str(other) if other >= 0 else "cpu")
+
+    def _thread_ids(self) -> NDArray[np.int64]:
+        """A number for each node's thread: a string id in our files, the thread's own number in others."""
+        return self._text_ids("tid") if self.is_ours else self.trace.integers("tid", -1)
+
+    def _text_ids(self, name: str) -> NDArray[np.int64]:
+        trace = self.trace
+        ids = np.full(trace.num_nodes, -1, np.int64)
+        rows = trace.attribute_rows(name)
+        rows = rows[trace.attributes["wire"][rows] == Wire.STRING]
+        ids[trace.attributes["node"][rows]] = trace.attributes["value"][rows]
+        return ids
 
     def _tasks(self, lane: NDArray[np.int32], strings: StringTable) -> dict[str, NDArray[Any]]:
         trace = self.trace
@@ -244,26 +271,20 @@ class _Rank:
         lane = self.tasks["lane"]
         device = np.isin(self.kind, DEVICE_KINDS) & ~self.is_cpu
         same = (lane[source] == lane[target]) & (lane[source] >= 0)
-        waits = [set(text.split()) for text in self.trace.texts("waits_for")]
         kind[same] = EdgeKind.ORDER
-        for at in np.flatnonzero(~same & (lane[source] >= 0) & (lane[target] >= 0)).tolist():
-            told, one, other = waits[int(target[at])], device[source[at]], device[target[at]]
-            likely = {
-                (False, True): (EdgeKind.LAUNCH,),
-                (True, False): (EdgeKind.SYNC, EdgeKind.QUEUE),
-                (True, True): (EdgeKind.EVENT_WAIT, EdgeKind.OCCUPANCY),
-                (False, False): (EdgeKind.HANDOFF,),
-            }[(bool(one), bool(other))]
-            kind[at] = next((k for k in likely if k.label in told), EdgeKind.DATA)
+        waits, strings = self._text_ids("waits_for"), self.trace.strings
+        between = np.flatnonzero(~same & (lane[source] >= 0) & (lane[target] >= 0))
+        told = waits[target[between]]
+        # One look at each combination of what the target says and where the two are.
+        keys = np.stack((told, device[source[between]], device[target[between]]), axis=1)
+        distinct, which = np.unique(keys, axis=0, return_inverse=True)
+        meaning = np.full(len(distinct), EdgeKind.DATA, np.int8)
+        for at, (text, one, other) in enumerate(distinct.tolist()):
+            words = set(strings[text].split()) if text >= 0 else set()
+            likely = _LIKELY[bool(one), bool(other)]
+            meaning[at] = next((one_kind for one_kind in likely if one_kind.label in words), EdgeKind.DATA)
+        kind[between] = meaning[which.reshape(-1)]
         return kind
-
-
-def _lane(rank: int, what: str, one: Any, other: Any) -> Lane:
-    if what == "thread":
-        return Lane(LaneKind.HOST_THREAD, one, other)
-    if what == "stream":
-        return Lane(LaneKind.DEVICE_STREAM, str(one), f"stream {other}", one, other)
-    return Lane(LaneKind.DEVICE_STREAM, str(rank), one, 0, 0 if one == "compute" else 1, name=one)
 
 
 def _launched(tasks: dict[str, Any], edges: dict[str, Any], lanes: list[GraphLane]) -> Table:
