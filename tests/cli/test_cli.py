@@ -159,7 +159,7 @@ def test_full_disk_is_an_error(two_ranks: Path) -> None:
     assert re.fullmatch(r"foretrace: [^\n]+\n", done.stderr)
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize(
