@@ -15,6 +15,9 @@ from foretrace.trace.reading import ReadReport
 from foretrace.trace.strings import StringTable
 from foretrace.trace.table import Table
 
+# Nodes that PyTorch puts between an operator on a tensor subclass and what the subclass makes of it.
+_SUBCLASS_MARKS = ("PythonSubclass", "PythonDispatchMode")
+
 # Values of the column ``scope``, PyTorch's RecordScope.
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
 
@@ -89,6 +92,33 @@ class OperatorTrace:
         """Whether a node computes by itself: it has a schema, or names a kernel. Shape ``(num_nodes,)``."""
         has_schema = self._has_text("schema")
         return np.asarray(has_schema | self._has_text("kernel_backend"))
+
+    @cached_property
+    def is_wrapper(self) -> NDArray[np.bool_]:
+        """Whether a node handed its work to a tensor subclass or a dispatch mode, as operators on DTensor do.
+
+        Shapes and storages of such a node are those of the whole tensor, which no rank holds; the local work is done by
+        operators below it. Shape ``(num_nodes,)``.
+        """
+        marks = [self.strings.find(name) for name in _SUBCLASS_MARKS]
+        inner = np.isin(self.nodes["name"], [mark for mark in marks if mark >= 0])
+        found = np.zeros(self.num_nodes + 1, np.bool_)
+        found[self.nodes["parent"][inner]] = True
+        return found[:-1]
+
+    @cached_property
+    def is_outermost(self) -> NDArray[np.bool_]:
+        """Operators that no other operator called, where those on tensor subclasses count as none: running just these
+        again does all the work once. Shape ``(num_nodes,)``.
+        """
+        parent = self.nodes["parent"]
+        own = np.append(self.is_operator & ~self.is_wrapper, False)
+        inside = np.zeros(self.num_nodes + 1, np.bool_)
+        while True:
+            deeper = own[parent] | inside[parent]
+            if np.array_equal(deeper, inside[:-1]):
+                return np.asarray(own[:-1] & ~inside[:-1])
+            inside[:-1] = deeper
 
     def _has_text(self, column: str) -> NDArray[np.bool_]:
         ids = self.nodes[column]

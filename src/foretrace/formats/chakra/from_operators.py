@@ -187,7 +187,7 @@ def _add_communication(trace: OperatorTrace, found: dict[str, Any], attributes: 
 def _add_costs(trace: OperatorTrace, costs: Table, types: NDArray[np.int8], attributes: Attributes) -> None:
     """FLOPs and bytes of the innermost operators that have any, so that nothing counts twice."""
     total = costs["read_bytes"] + costs["written_bytes"]
-    real = (costs["flops"] > 0) | (total > 0)
+    real = ((costs["flops"] > 0) | (total > 0)) & ~trace.is_wrapper[costs["node"]]
     node = costs["node"][real]
     keep = ~_has_inner(trace, node) & (types[node] == NodeType.COMP)
     attributes.add("num_ops", Wire.INT64, node[keep], costs["flops"][real][keep])
