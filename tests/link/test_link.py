@@ -591,3 +591,14 @@ def test_no_events_at_all() -> None:
     graph = graph_of([])
     assert (graph.num_tasks, graph.num_edges) == (0, 0)
     assert simulate(graph).finish_ns == 0
+
+
+def test_times_below_zero_are_times() -> None:
+    """A clock whose zero lies after the run: the graph is the same, though -1 is then a time."""
+    events = [op("aten::item", 0, 900), *launch(10, "gemm", 40, 300, 1)]
+    events += [call("cudaStreamSynchronize", 60, 400, 2), *launch(500, "gemm", 530, 100, 3)]
+    before = simulate(graph_of(events))
+    shifted = [{**event, "ts": event["ts"] - 5_000} if "ts" in event else event for event in events]
+    after = simulate(graph_of(shifted))
+    assert after.finish_ns == before.finish_ns
+    assert after.graph.count_edges() == before.graph.count_edges()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.link.device import DeviceWork, Flags, Ints, calls_named, is_named
+from foretrace.link.device import NEVER_NS, DeviceWork, Flags, Ints, calls_named, is_named
 from foretrace.trace import Timeline
 
 _LONG_CALL_NS = 50_000
@@ -23,7 +23,7 @@ class Blocking:
 
     Attributes:
         issue_end_ns, resume_ns: shape ``(num_events,)``; end of the issuing part and start of the returning part,
-            -1 for events that are not split. Between them the call was waiting.
+            `NEVER_NS` for events that are not split. Between them the call was waiting.
         is_unexplained: calls that took long though no device work explains it, shape ``(num_events,)``.
         wait_call, wait_lane: calls that wait for all that is on a stream when they are issued.
         fixed_call, fixed_work, fixed_recorded: calls that wait for one piece of work (index into the device work).
@@ -49,8 +49,8 @@ def blocking_calls(work: DeviceWork) -> Blocking:
     timeline = work.timeline
     nothing, flags = np.empty(0, np.int64), np.empty(0, np.bool_)
     found = Blocking(
-        np.full(timeline.num_events, -1, np.int64),
-        np.full(timeline.num_events, -1, np.int64),
+        np.full(timeline.num_events, NEVER_NS),
+        np.full(timeline.num_events, NEVER_NS),
         np.zeros(timeline.num_events, np.bool_),
         wait_call=nothing,
         wait_lane=nothing,
@@ -151,10 +151,10 @@ def _synchronizing(work: DeviceWork, found: Blocking) -> None:
     start, end = timeline.start_ns[calls], timeline.end_ns[calls]
     found.issue_end_ns[calls], found.resume_ns[calls] = start, start
     lanes = work.lanes()
-    ends = np.full((len(lanes), len(calls)), -1, np.int64)  # when the last work of each stream ended, -1 for none
+    ends = np.full((len(lanes), len(calls)), NEVER_NS)  # when the last work of each stream ended
     for at, (_, part) in enumerate(lanes):
         last = work.latest_before(part, start)
-        ends[at] = np.where(last >= 0, work.end_ns[last], -1)
+        ends[at] = np.where(last >= 0, work.end_ns[last], NEVER_NS)
     for at, call in enumerate(calls.tolist()):
         if of_event[at]:
             _event_wait(work, found, call)
@@ -194,7 +194,7 @@ _Lanes = list[tuple[int, slice]]
 def _device_streams(work: DeviceWork, call: int, lanes: _Lanes, ends: Ints, recorded: dict[int, int]) -> list[int]:
     """All streams with work, but for those whose work outlasts the call: these belong to another device."""
     until = int(work.timeline.end_ns[call]) + 2 * work.latency_ns
-    return [at for at in range(len(lanes)) if 0 <= ends[at] <= until]
+    return [at for at in range(len(lanes)) if NEVER_NS < ends[at] <= until]
 
 
 def _one_stream(work: DeviceWork, call: int, lanes: _Lanes, ends: Ints, recorded: dict[int, int]) -> list[int]:

@@ -15,6 +15,7 @@ from foretrace.trace.steps import profiler_steps
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+NEVER_NS = int(np.iinfo(np.int64).min)  # a time that there is not: measured ones may well be negative
 NOISE_NS = 10_000  # a start that is later than its causes by no more than this is noise
 ROUNDING_NS = 2_000  # how far clocks and rounding may let an event end after what follows it
 DEFAULT_LATENCY_NS = 5_000

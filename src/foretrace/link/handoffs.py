@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretrace.link.device import Ints
+from foretrace.link.device import NEVER_NS, Ints
 from foretrace.link.host import GAP, START, HostSlices
 from foretrace.trace import Timeline
 
@@ -83,7 +83,7 @@ def _thread(slices: HostSlices, rows: slice) -> _Thread:
 
 def _sources(slices: HostSlices, gaps: Ints, threads: dict[int, _Thread], is_strict: bool) -> Ints:
     """For each gap the slice of another thread whose end explains it, -1 for none."""
-    best, best_end = np.full(len(gaps), -1, np.int64), np.full(len(gaps), -1, np.int64)
+    best, best_end = np.full(len(gaps), -1, np.int64), np.full(len(gaps), NEVER_NS)
     begin, until = slices.start_ns[gaps], slices.end_ns[gaps]
     is_start = slices.part[gaps] == START
     for lane, thread in threads.items():

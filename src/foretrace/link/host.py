@@ -9,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from foretrace.link.blocking import Blocking
-from foretrace.link.device import Ints, is_named, runs
+from foretrace.link.device import NEVER_NS, Ints, is_named, runs
 from foretrace.trace import Category, LaneKind, Timeline
 from foretrace.trace.steps import operator_rows
 
@@ -118,7 +118,7 @@ def _cut(
         while depth > 0 and (is_new or end[stack[depth - 1]] <= start[index]):
             top = stack[depth - 1]
             depth -= 1
-            is_split = issue_end[top] >= 0
+            is_split = issue_end[top] != NEVER_NS
             if end[top] > here or is_split:
                 event[size], first[size], last[size] = top, here, max(end[top], here)
                 part[size], of_lane[size] = RETURN if is_split else PLAIN, lane[top]
@@ -138,7 +138,7 @@ def _cut(
             here = last[size]
             size += 1
         at = GAP
-        if issue_end[index] >= 0:
+        if issue_end[index] != NEVER_NS:
             until = max(here, issue_end[index])
             event[size], first[size], last[size] = index, here, until
             part[size], of_lane[size] = ISSUE, lane[index]
