@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,6 +135,7 @@ def _write(found: Any, target: Target, targets: list[Path]) -> tuple[dict[str, i
         }[target]()
         write_atomically(targets[0], drawn.encode("utf-8", "replace"))
         return notes, joins
+    from foretrace.estimate.exchange import group_ranks
     from foretrace.formats.chakra.arrow_form import save_arrow
     from foretrace.formats.chakra.write import write_chakra, write_json
 
@@ -143,7 +145,17 @@ def _write(found: Any, target: Target, targets: list[Path]) -> tuple[dict[str, i
 
     write = {Target.chakra: write_chakra, Target.chakra_json: as_json, Target.arrow: save_arrow}[target]
     _each(targets, traces, write)
+    if target is Target.chakra and (groups := group_ranks(traces)):
+        path = _group_file(targets[0], len(targets))
+        write_atomically(path, json.dumps(groups).encode())
+        targets.append(path)
     return notes, joins
+
+
+def _group_file(first: Path, count: int) -> Path:
+    """Where the ranks of process groups go: ``x.groups.json`` beside ``x.0.et``."""
+    stem = first.name.removesuffix(".gz").removesuffix(".et")
+    return first.with_name(f"{stem.rpartition('.')[0] if count > 1 else stem}.groups.json")
 
 
 def _chakra(found: Any) -> tuple[list[Any], dict[str, int], dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,23 +51,36 @@ def read_inputs(paths: Sequence[Path], progress: Progress | None = None) -> Inpu
         FormatError: if a path does not exist or is of no known kind, or two operator traces are of one rank.
     """
     by_kind: dict[str, list[Path]] = {}
-    with ExitStack() as stack:
-        for path in files_of(paths):
-            by_kind.setdefault(detect(path), []).append(path)
-        found = Inputs()
-        if kineto := by_kind.pop("kineto", []):
-            found.job = read([str(path) for path in kineto], progress=progress)
-            found.warnings.update(found.job.all_warnings)
-        operators = [read_operators(path) for path in by_kind.pop("pytorch-et", [])]
-        found.operators = _by_rank(operators, found.job)
-        found.chakra = [read_chakra(path) for kind in ("chakra", "chakra-json") for path in by_kind.pop(kind, [])]
-        found.chakra += [load_arrow(path) for path in by_kind.pop("arrow", [])]
-        stack.pop_all()
+    for path in files_of(paths):
+        by_kind.setdefault(detect(path), []).append(path)
+    found = Inputs()
+    if kineto := by_kind.get("kineto", []):
+        found.job = read([str(path) for path in kineto], progress=progress)
+        found.warnings.update(found.job.all_warnings)
+    add = _meter(progress, [path for kind in ("pytorch-et", "chakra", "chakra-json") for path in by_kind.get(kind, [])])
+    operators = [read_operators(path, add) for path in by_kind.get("pytorch-et", [])]
+    found.operators = _by_rank(operators, found.job)
+    found.chakra = [read_chakra(path, add) for kind in ("chakra", "chakra-json") for path in by_kind.get(kind, [])]
+    found.chakra += [load_arrow(path) for path in by_kind.get("arrow", [])]
     found.chakra.sort(key=lambda trace: trace.rank)
-    for report in [one.report for one in (*operators, *found.chakra)]:
+    for report in (*(trace.report for trace in operators), *(trace.report for trace in found.chakra)):
         for reason, count in report.warnings.items():
             found.warnings[reason] = found.warnings.get(reason, 0) + count
     return found
+
+
+def _meter(progress: Progress | None, paths: Sequence[Path]) -> Callable[[int], None] | None:
+    """Counts bytes over several files."""
+    if progress is None:
+        return None
+    total, done = sum(path.stat().st_size for path in paths), 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return add
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -154,3 +167,17 @@ def _notes(traces: list[ChakraTrace]) -> dict[str, int]:
         for reason, count in trace.report.warnings.items():
             total[reason] = total.get(reason, 0) + count
     return total
+
+
+def group_ranks(traces: Sequence[ChakraTrace]) -> dict[str, list[int]]:
+    """Ranks of the process groups that are not all ranks, by name, as ASTRA-sim's group configuration lists them."""
+    found: dict[str, list[int]] = {}
+    for trace in traces:
+        try:
+            listed = json.loads(trace.metadata.get("process_groups") or "[]")
+        except (TypeError, ValueError):
+            continue
+        for group in listed if isinstance(listed, list) else ():
+            if isinstance(group, dict) and group.get("ranks"):
+                found[str(group.get("pg_name"))] = list(group["ranks"])
+    return found
