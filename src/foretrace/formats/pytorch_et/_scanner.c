@@ -21,14 +21,24 @@ enum { NUMBERS = 8, TEXTS = 6, NODE_WIDTH = NUMBERS + TEXTS, NAME = NODE_WIDTH -
 enum { ARGUMENT_WIDTH = 7, TENSOR_WIDTH = 11, EXTRA_WIDTH = 3, LISTS = 8, MAX_DEPTH = 64 };
 enum { RAW = 0, INSIDE = 1 };
 
-static const char *const MEMBERS[NODE_WIDTH] = {
-    "id",        "ctrl_deps",      "rf_id",       "fw_parent",    "seq_id",             "scope", "tid", "fw_tid",
-    "op_schema", "kernel_backend", "kernel_file", "tensor_range", "integer_statistics", "name",
+typedef struct {
+    const char *text;
+    size_t length;
+} Key;
+
+#define KEY(text) {text, sizeof text - 1}
+
+static const Key MEMBERS[NODE_WIDTH] = {
+    KEY("id"),    KEY("ctrl_deps"), KEY("rf_id"),     KEY("fw_parent"),      KEY("seq_id"),
+    KEY("scope"), KEY("tid"),       KEY("fw_tid"),    KEY("op_schema"),      KEY("kernel_backend"),
+    KEY("kernel_file"), KEY("tensor_range"), KEY("integer_statistics"), KEY("name"),
 };
-static const char *const OLD_LISTS[LISTS] = {
-    "inputs", "input_shapes", "input_types", "input_strides", "outputs", "output_shapes", "output_types", "output_strides",
+static const Key OLD_LISTS[LISTS] = {
+    KEY("inputs"),  KEY("input_shapes"),  KEY("input_types"),  KEY("input_strides"),
+    KEY("outputs"), KEY("output_shapes"), KEY("output_types"), KEY("output_strides"),
 };
-static const char *const NEW_LISTS[LISTS / 2] = {"values", "shapes", "types", "strides"};
+static const Key NEW_LISTS[LISTS / 2] = {KEY("values"), KEY("shapes"), KEY("types"), KEY("strides")};
+static const Key ATTRS = KEY("attrs"), PARENT = KEY("parent"), ID = KEY("id"), THE_NAME = KEY("name"), VALUE = KEY("value");
 
 typedef struct {
     char *data;
@@ -147,17 +157,16 @@ static int integer(Place at, Place end, int64_t *number)
     return 1;
 }
 
-static inline int is_text(Place at, Place end, const char *text)
+static inline int is_key(Place at, Place end, const Key *key)
 {
-    size_t length = strlen(text);
-    return (size_t)(end - at) == length && !memcmp(at, text, length);
+    return (size_t)(end - at) == key->length && *at == (unsigned char)*key->text && !memcmp(at, key->text, key->length);
 }
 
-static int key_of(Place at, Place end, const char *const *keys, int count, int guess)
+static int key_of(Place at, Place end, const Key *keys, int count, int guess)
 {
-    if (guess >= 0 && guess < count && is_text(at, end, keys[guess])) return guess;
+    if (guess >= 0 && guess < count && is_key(at, end, &keys[guess])) return guess;
     for (int key = 0; key < count; key++)
-        if (is_text(at, end, keys[key])) return key;
+        if (is_key(at, end, &keys[key])) return key;
     return -1;
 }
 
@@ -253,7 +262,7 @@ static Place type_end(Place at, Place end)
 static int is_tensor(Place at, Place end) { return end - at > 8 && !memcmp(at, "Tensor(", 7); }
 
 /* A row for `[id, storage, offset, elements, bytes, "device"]` at `at`; 0 if there is no such thing. */
-static int add_tensor(Scan *scan, Place at, Place end, Place shape, Place strides, Place type, Place stop, int64_t element)
+static int add_tensor(Scan *scan, Place at, Place end, int32_t shape, int32_t strides, Place type, Place stop, int64_t element)
 {
     int64_t numbers[5];
     Place item = into(at, end);
@@ -271,18 +280,18 @@ static int add_tensor(Scan *scan, Place at, Place end, Place shape, Place stride
     memcpy(row + 2, numbers, sizeof numbers);
     row[7] = intern(scan, item + 1, close, INSIDE);
     row[8] = intern(scan, type + 7, stop - 1, INSIDE);
-    row[9] = raw(scan, shape, shape ? value_end(shape, end) : NULL);
-    row[10] = raw(scan, strides, strides ? value_end(strides, end) : NULL);
+    row[9] = shape;
+    row[10] = strides;
     return 1;
 }
 
-/* Rows for all tensors of one argument, plain or in lists; returns their number. The value, its shape and its strides
+static int32_t raw_at(Scan *scan, Place at, Place end) { return at ? raw(scan, at, value_end(at, end)) : -1; }
+
+/* Rows for all tensors in one argument that is a list; returns their number. The value, its shape and its strides
  * are lists of the same nesting, and so is the type, as in GenericList[Tensor(float),Tensor(float)]; the four are walked
  * side by side. */
 static int add_tensors(Scan *scan, Place value, Place end, Place shape, Place strides, Place type, Place types_end)
 {
-    if (is_tensor(type, types_end))
-        return add_tensor(scan, value, end, shape, strides, type, type_end(type, types_end), -1);
     Place outer_shape[MAX_DEPTH], outer_strides[MAX_DEPTH];
     int depth = 0, found = 0;
     int64_t element = 0;
@@ -301,7 +310,9 @@ static int add_tensors(Scan *scan, Place value, Place end, Place shape, Place st
             }
             stop = type < types_end && *type == ']' ? type + 1 : type; /* an empty list */
         } else {
-            if (is_tensor(type, types_end)) found += add_tensor(scan, value, end, shape, strides, type, stop, element);
+            if (is_tensor(type, types_end))
+                found += add_tensor(scan, value, end, raw_at(scan, shape, end), raw_at(scan, strides, end), type, stop,
+                                    element);
             element++;
         }
         /* On to the next item, out of as many lists as end here. */
@@ -359,12 +370,16 @@ static void add_arguments(Scan *scan, Place end, const Rows *lists, int is_outpu
         Item value = item_at(&lists[0], position), shape = item_at(&lists[1], position);
         Item type = item_at(&lists[2], position), strides = item_at(&lists[3], position);
         int tensors = 0;
-        if (type.begin && *type.begin == '"') {
-            row[3] = intern(scan, type.begin + 1, type.end - 1, INSIDE);
-            tensors = add_tensors(scan, value.begin, end, shape.begin, strides.begin, type.begin + 1, type.end - 1);
-        }
         row[4] = raw(scan, shape.begin, shape.end);
         row[5] = raw(scan, strides.begin, strides.end);
+        if (type.begin && *type.begin == '"') {
+            Place kind = type.begin + 1, stop = type.end - 1;
+            row[3] = intern(scan, kind, stop, INSIDE);
+            if (is_tensor(kind, stop))
+                tensors = add_tensor(scan, value.begin, end, row[4], row[5], kind, type_end(kind, stop), -1);
+            else if (value.begin && *value.begin == '[')
+                tensors = add_tensors(scan, value.begin, end, shape.begin, strides.begin, kind, stop);
+        }
         if (!tensors) row[6] = raw(scan, value.begin, value.end);
         int32_t *kept = add(scan, &scan->arguments, sizeof row);
         if (kept) memcpy(kept, row, sizeof row);
@@ -420,10 +435,10 @@ static Place attribute(Scan *scan, int64_t *node, Place at, Place end, int *key)
     while ((state = member(&at, end, &word, &word_end, &found)) > 0) {
         Place stop = value_end(found, end);
         if (!stop) return NULL;
-        if (is_text(word, word_end, "name") && *found == '"') {
+        if (is_key(word, word_end, &THE_NAME) && *found == '"') {
             name = found + 1;
             name_end = stop - 1;
-        } else if (is_text(word, word_end, "value")) {
+        } else if (is_key(word, word_end, &VALUE)) {
             value = found;
             value_stop = stop;
         }
@@ -482,11 +497,11 @@ static Place scan_node(Scan *scan, Place at, Place end)
     at = space(at + 1, end);
     while ((state = member(&at, end, &word, &word_end, &value)) > 0) {
         key = key_of(word, word_end, MEMBERS, NODE_WIDTH, key + 1);
-        if (key < 0 && is_text(word, word_end, "parent")) key = 1;
+        if (key < 0 && is_key(word, word_end, &PARENT)) key = 1;
         int list = key < 0 ? key_of(word, word_end, OLD_LISTS, LISTS, -1) : -1;
         if (key >= 0) stop = set_member(scan, node, key, value, end);
         else if ((list == 0 || list == LISTS / 2) && *value == '{') stop = argument_lists(scan, value, end, scan->items + list);
-        else if (*value == '[' && is_text(word, word_end, "attrs")) stop = attributes(scan, node, value, end);
+        else if (*value == '[' && is_key(word, word_end, &ATTRS)) stop = attributes(scan, node, value, end);
         else if (list >= 0 && *value == '[') stop = list_items(scan, scan->items + list, value, end);
         else stop = value_end(value, end);
         if (!stop) return NULL;
@@ -507,11 +522,11 @@ static Place next_node(Place at, Place end)
     for (; (at = memchr(at, '{', (size_t)(end - at))); at++) {
         Place quote = space(at + 1, end), word, word_end, value;
         if (member(&quote, end, &word, &word_end, &value) <= 0) continue;
-        if (is_text(word, word_end, "id")) return at;
-        if (!is_text(word, word_end, "name") || *value != '"') continue;
+        if (is_key(word, word_end, &ID)) return at;
+        if (!is_key(word, word_end, &THE_NAME) || *value != '"') continue;
         Place close = string_end(value, end);
         quote = close ? after(close + 1, end) : NULL;
-        if (quote && member(&quote, end, &word, &word_end, &value) > 0 && is_text(word, word_end, "id")) return at;
+        if (quote && member(&quote, end, &word, &word_end, &value) > 0 && is_key(word, word_end, &ID)) return at;
     }
     return NULL;
 }
