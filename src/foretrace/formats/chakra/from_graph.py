@@ -238,6 +238,14 @@ class _Rank:
         size[np.isin(kind, _PER_RANK) & (size > 0)] //= members[np.isin(kind, _PER_RANK) & (size > 0)]
         types = np.array([COMM_TYPE.get(CollectiveKind(k), -1) for k in range(len(CollectiveKind))], np.int64)
         found["collective"][nodes], found["size_bytes"][nodes], found["size"][nodes] = types[kind], size, members
+        named = [
+            (node, all_of.group[row])
+            for node, row in zip(nodes.tolist(), at.tolist(), strict=True)
+            if all_of.group[row]
+        ]
+        self.attributes.add_texts(
+            "pg_desc", np.array([node for node, _ in named], np.int64), [name for _, name in named]
+        )
         peer = self._peers(timeline, all_of.event[at])
         for name, wanted in (("is_send", CollectiveKind.SEND), ("is_recv", CollectiveKind.RECV)):
             found[name][nodes] = (kind == wanted) & (peer >= 0)
@@ -259,6 +267,20 @@ class _Rank:
         by_node = np.full(trace.num_nodes + 1, -1, np.int64)
         by_node[table["node"]] = np.where((width > 0) & (elements >= 0), elements * width, -1)
         return np.asarray(by_node[self._operator_node])
+
+    def _add_operator_communication(self) -> None:
+        """What only an operator trace knows of a collective: how it reduces, and splits that are not even."""
+        trace = self.operators
+        if trace is None or not trace.collectives.num_rows or not self.graph.costs.num_rows:
+            return
+        row_of = np.full(trace.num_nodes + 1, -1, np.int64)
+        row_of[trace.collectives["node"]] = np.arange(trace.collectives.num_rows)
+        row = row_of[self._operator_node]
+        nodes = np.flatnonzero((row >= 0) & np.isin(self.kind, _COMMUNICATION))
+        for name in ("reduction", "in_split", "out_split", "dtype"):
+            texts = trace.strings.lookup(trace.collectives[name][row[nodes]])
+            has = [at for at, text in enumerate(texts) if text]
+            self.attributes.add_texts(name, nodes[has], [texts[at] for at in has])
 
     def _peers(self, timeline: Any, events: Ints) -> Ints:
         """The other rank of each send or receive, from the metadata of the event; -1 if unknown."""
@@ -296,6 +318,7 @@ class _Rank:
         self._add_lanes()
         self._add_edge_kinds(targets, kinds)
         self._add_communication()
+        self._add_operator_communication()
         self._add_costs()
 
     def _add_lanes(self) -> None:
