@@ -78,8 +78,8 @@ class StringTable(Sequence[str]):
 
     def lookup(self, ids: NDArray[np.integer]) -> list[str]:
         """The texts of the given ids; -1 gives ``""``."""
-        texts = [*self._texts(), ""]
-        return [texts[i] for i in ids.tolist()]
+        texts = self._texts()
+        return [texts[i] if i >= 0 else "" for i in ids.tolist()]
 
     def _texts(self) -> list[str]:
         if self._list is None and "_ids" not in self.__dict__ and self._encoded is not None:
