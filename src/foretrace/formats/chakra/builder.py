@@ -103,8 +103,9 @@ class Builder:
         io = np.array(self._io, np.int32).reshape(-1, 7)
         for index, name in enumerate(IO_COLUMNS, 1):
             if (io[:, index] >= 0).any():
-                columns[name] = np.full(len(self._nodes), -1, np.int32)
-                columns[name][io[:, 0]] = io[:, index]
+                column = np.full(len(self._nodes), -1, np.int32)
+                column[io[:, 0]] = io[:, index]
+                columns[name] = narrow(column)
         node, key, wire, value, doc = np.array(self._attributes, np.int64).reshape(-1, 5).T
         control, data = (
             Dependencies(offsets_of(counts), narrow(np.array(ids, np.uint64)))

@@ -12,7 +12,6 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from foretrace.formats.chakra.builder import narrow
 from foretrace.formats.chakra.memory import get8, get32, get64, put8, put32, put64
 
 # What a call of `decode_nodes` ends with.
@@ -258,7 +257,7 @@ def _attribute(room: int, begin: int, end: int) -> int:
         else:
             tag, number, start, at = _field(at, end)
             if at < 0:
-                return at
+                return _MALFORMED
         field, kind = tag >> 3, tag & 7
         if tag == 10:
             key_start, key_end = start, at
@@ -341,7 +340,7 @@ def _node(room: int, begin: int, end: int, node: int) -> int:
         else:
             tag, number, start, at = _field(at, end)
             if at < 0:
-                return at
+                return _MALFORMED
         if tag == 82:
             at = _attribute(room, start, at)
             if at < 0:
@@ -444,147 +443,3 @@ def decode_nodes(room: int, begin: int, end: int) -> Any:
         if get64(room + FIRST_BAD) == 0:
             put64(room + FIRST_BAD, at)
         at = start + size
-
-
-class Decoder:
-    """Collects what `decode_nodes` finds in one block after another.
-
-    Columns are narrowed block by block, so that the wide buffers are the only memory beside the result.
-    """
-
-    def __init__(self, nodes: int = 1 << 13, attributes: int = 1 << 15, ids: int = 1 << 16) -> None:
-        self._room = np.zeros(ROOM_WORDS, np.int64)
-        self._buffers: dict[int, NDArray[Any]] = {}
-        for place, dtype, width in (
-            (ID, np.uint64, 1), (NAME, np.int32, 1), (TYPE, np.int32, 1), (START, np.uint64, 1),
-            (DURATION, np.uint64, 1), (IO, np.int32, 6), (NUM_CONTROL, np.uint32, 1), (NUM_DATA, np.uint32, 1),
-            (NUM_ATTRIBUTES, np.uint32, 1),
-        ):  # fmt: skip
-            self._place(place, np.empty(nodes * width, dtype))
-        self._set(MAX_NODES, nodes)
-        self._attribute_room(attributes)
-        self._id_room(ids)
-        self._place(SLOTS, np.zeros(1 << 13, np.int64))
-        self._place(HASHES, np.empty(1 << 12, np.int64))
-        self._place(KINDS, np.empty(1 << 12, np.uint8))
-        self._place(FIRST, np.zeros((1 << 12) + 1, np.int64))
-        self._place(NEXT_KEY, np.zeros(1 << 12, np.int32))
-        self._place(TEXT, np.zeros((1 << 17) + 8, np.uint8))
-        self._set(MAX_STRINGS, 1 << 12)
-        self._set(SLOT_MASK, (1 << 13) - 1)
-        self._set(MAX_TEXT, 1 << 17)
-        self._parts: dict[str, list[NDArray[Any]]] = {}
-        self.num_nodes = 0
-        self.taken = 0  # bytes of all blocks, and among them the place of the first malformed message
-        self.first_bad = -1
-        self._num_attributes = 0
-
-    def _place(self, place: int, buffer: NDArray[Any]) -> None:
-        self._buffers[place] = buffer  # which also keeps it alive
-        self._set(place, buffer.ctypes.data)
-
-    def _set(self, place: int, value: int) -> None:
-        self._room[place // 8] = value
-
-    def count(self, place: int) -> int:
-        """One of the numbers at the head of the table, e.g. ``count(BAD)``."""
-        return int(self._room[place // 8])
-
-    def _attribute_room(self, rows: int) -> None:
-        for place, dtype in ((ATTRIBUTE_NAME, np.int32), (WIRE, np.uint8), (VALUE, np.int64), (DOC, np.int32)):
-            self._place(place, np.empty(rows, dtype))
-        self._set(MAX_ATTRIBUTES, rows)
-
-    def _id_room(self, rows: int) -> None:
-        self._place(CONTROL_IDS, np.empty(rows, np.uint64))
-        self._place(DATA_IDS, np.empty(rows, np.uint64))
-        self._set(MAX_CONTROL, rows)
-        self._set(MAX_DATA, rows)
-
-    def feed(self, block: NDArray[np.uint8]) -> tuple[int, int]:
-        """Decode the frames of a block; gives how many bytes were taken and why it stopped.
-
-        The reason is `END`, `WANTS_BYTES` (the last frame goes on) or `BROKEN_FRAME` (a length that cannot be one).
-        """
-        begin = at = block.ctypes.data
-        while True:
-            status, at = decode_nodes(self._room.ctypes.data, at, begin + len(block))
-            if status == FULL:
-                self._make_room()
-            elif status == WANTS_STRINGS:
-                self._more_strings()
-            elif status == WANTS_TEXT:
-                most = self.count(MAX_TEXT)
-                self._place(TEXT, np.concatenate((self._buffers[TEXT], np.empty(most, np.uint8))))
-                self._set(MAX_TEXT, 2 * most)
-            else:
-                break
-        if self.first_bad < 0 and self.count(BAD):
-            self.first_bad = self.taken + self.count(FIRST_BAD) - begin
-        self.taken += at - begin
-        return at - begin, status
-
-    def _make_room(self) -> None:
-        if self.count(NODES):
-            self.flush()
-        else:  # one node alone is larger than a buffer
-            self._attribute_room(2 * self.count(MAX_ATTRIBUTES))
-            self._id_room(2 * self.count(MAX_DATA))
-
-    def _more_strings(self) -> None:
-        count = self.count(STRINGS)
-        for place in (HASHES, KINDS, FIRST, NEXT_KEY):
-            old = self._buffers[place]
-            self._place(place, np.concatenate((old, np.zeros(count, old.dtype))))
-        self._place(SLOTS, np.zeros(4 * count, np.int64))
-        rehash(self._buffers[SLOTS], self._buffers[HASHES], self._buffers[KINDS], count)
-        self._set(MAX_STRINGS, 2 * count)
-        self._set(SLOT_MASK, 4 * count - 1)
-
-    def flush(self) -> None:
-        """Move what the buffers hold to the parts."""
-        nodes, attributes = self.count(NODES), self.count(ATTRIBUTES)
-        for name, place, count in (
-            ("name", NAME, nodes), ("type", TYPE, nodes), ("start_micros", START, nodes),
-            ("duration_micros", DURATION, nodes), ("num_control", NUM_CONTROL, nodes), ("num_data", NUM_DATA, nodes),
-            ("num_attributes", NUM_ATTRIBUTES, nodes), ("control", CONTROL_IDS, self.count(CONTROL)),
-            ("data", DATA_IDS, self.count(DATA)), ("attribute_name", ATTRIBUTE_NAME, attributes),
-        ):  # fmt: skip
-            self._add(name, narrow(self._buffers[place][:count]))
-        self._add("id", self._buffers[ID][:nodes].copy())
-        self._add("wire", self._buffers[WIRE][:attributes].copy())
-        self._add("value", self._values(attributes))
-        if self.count(HAS_IO):
-            io = self._buffers[IO][: 6 * nodes].reshape(nodes, 6)
-            self._add("io", np.ascontiguousarray(io.T), before=self.num_nodes)
-        if self.count(HAS_DOC):
-            self._add("doc_string", self._buffers[DOC][:attributes].copy(), before=self._num_attributes)
-        self.num_nodes += nodes
-        self._num_attributes += attributes
-        for place in (NODES, CONTROL, DATA, ATTRIBUTES):
-            self._set(place, 0)
-
-    def _values(self, count: int) -> NDArray[np.int64]:
-        values = self._buffers[VALUE][:count].copy()
-        rows = np.flatnonzero(self._buffers[WIRE][:count] == 5)
-        single = values[rows].astype(np.uint32).view(np.float32)
-        values[rows] = single.astype(np.float64).view(np.int64)
-        return values
-
-    def _add(self, name: str, part: NDArray[Any], before: int = 0) -> None:
-        parts = self._parts.setdefault(name, [])
-        if not parts and before:  # the first of its kind: the rows before have none
-            parts.append(np.full((*part.shape[:-1], before), -1, part.dtype))
-        parts.append(part)
-
-    def column(self, name: str) -> NDArray[Any] | None:
-        """One column of all blocks, in the narrowest type that holds it; None if no row has such."""
-        parts = self._parts.pop(name, [])
-        return None if not parts else parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
-
-    @property
-    def strings(self) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint8]]:
-        """The interned bytes, where each begins and ends, shape ``(strings + 1,)``, and its kind."""
-        count = self.count(STRINGS)
-        first = self._buffers[FIRST][: count + 1]
-        return self._buffers[TEXT][: int(first[-1])], first, self._buffers[KINDS][:count]

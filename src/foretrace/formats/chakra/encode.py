@@ -197,4 +197,4 @@ def _chunk(
     room = np.array([column.ctypes.data for column in columns], np.int64)
     stop = out.ctypes.data + bound
     written = stop - encode_nodes(room.ctypes.data, end - begin, stop)
-    return memoryview(out)[bound - written :]
+    return out[bound - written :].data

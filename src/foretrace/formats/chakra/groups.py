@@ -7,8 +7,9 @@ import json
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from foretrace.formats.chakra.trace import ChakraTrace, NodeType
+from foretrace.formats.chakra.trace import ChakraTrace, NodeType, Wire
 
 DEFAULT_GROUPS = ("", "0")  # all ranks
 
@@ -27,6 +28,20 @@ def groups_of(trace: ChakraTrace) -> dict[str, tuple[int, ...]]:
                 is_list = isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks)
                 found[str(entry["pg_name"])] = tuple(sorted(ranks)) if is_list else ()
     return found
+
+
+def groups_named(trace: ChakraTrace, nodes: NDArray[np.integer]) -> tuple[list[str], NDArray[np.int64]]:
+    """Distinct names of groups that the nodes have as pg_name, ``""`` for none, and the place of each node's among them.
+
+    Args:
+        nodes: rows of the trace.
+    """
+    ids = np.full(trace.num_nodes, -1, np.int64)
+    rows = trace.attribute_rows("pg_name")
+    rows = rows[trace.attributes["wire"][rows] == Wire.STRING]
+    ids[trace.attributes["node"][rows]] = trace.attributes["value"][rows]
+    distinct, place = np.unique(ids[nodes], return_inverse=True)
+    return trace.strings.lookup(distinct), place
 
 
 def _entries(text: Any) -> list[Any]:

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.formats.chakra.edges import Ints, Mask
-from foretrace.formats.chakra.groups import DEFAULT_GROUPS, groups_of
+from foretrace.formats.chakra.groups import DEFAULT_GROUPS, groups_named, groups_of
 from foretrace.formats.chakra.rules import COMMUNICATION, host_calls
 from foretrace.formats.chakra.trace import ChakraTrace, CommType, NodeType
 from foretrace.trace.findings import Finding, Rule, by_name
+
+DEFAULT = "0"  # how the group of all ranks is called here
 
 RULES = by_name(
     Rule(
@@ -61,16 +63,16 @@ RULES = by_name(
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Communication:
     """The communication of one rank, in order of ids.
 
     Attributes:
         path, rank: of the file.
         names: of the nodes.
-        groups: name of the process group of each node.
-        columns: ``id``, ``type``, ``kind`` (comm_type), ``size``, ``source``, ``target``, ``tag``, ``sequence``;
-            -1 for what a node does not say.
+        groups: names of process groups, ``"0"`` for that of all ranks.
+        columns: ``id``, ``type``, ``group`` (index into ``groups``), ``kind`` (comm_type), ``size``, ``source``,
+            ``target``, ``tag``, ``sequence``; -1 for what a node does not say.
         listed: ranks of each group that the file lists, ``()`` for all.
     """
 
@@ -96,9 +98,10 @@ class Communication:
             ("sequence", "comm_sequence"),
         ):
             columns[name] = trace.integers(attribute)[rows]
-        texts = trace.texts("pg_name") if len(rows) else []
+        groups, columns["group"] = groups_named(trace, rows)
+        groups = [DEFAULT if name in DEFAULT_GROUPS else name for name in groups]
         names = trace.strings.lookup(trace.nodes["name"][rows])
-        return cls(trace.report.path, trace.rank, names, [texts[row] for row in rows], columns, groups_of(trace))
+        return cls(trace.report.path, trace.rank, names, groups, columns, groups_of(trace))
 
     def text(self, row: int) -> str:
         """A node in words."""
@@ -108,10 +111,13 @@ class Communication:
         """Rows of collectives by group, in the order in which they are issued."""
         rows = np.flatnonzero(self.columns["type"] == NodeType.COMM_COLL)
         rows = rows[np.argsort(self.columns["sequence"][rows], kind="stable")]
-        found: dict[str, list[int]] = {}
-        for row in rows.tolist():
-            found.setdefault(_name(self.groups[row]), []).append(row)
-        return {name: np.array(of, np.intp) for name, of in found.items()}
+        group = self.columns["group"][rows]
+        found = {}
+        for name in dict.fromkeys(self.groups):
+            mine = [at for at, other in enumerate(self.groups) if other == name]
+            if len(of := rows[np.isin(group, mine)]):
+                found[name] = of
+        return found
 
 
 def check_job(ranks: Sequence[Communication]) -> tuple[dict[str, list[Finding]], Counter[str]]:
@@ -228,16 +234,12 @@ class _Check:
     def _members(self, name: str, by_rank: dict[int, dict[str, NDArray[np.intp]]]) -> set[int]:
         """Ranks of a group: as listed; all of them for the default one; else those that use it."""
         for one in self.ranks:
-            for spelling in DEFAULT_GROUPS if name == _name("") else (name,):
+            for spelling in DEFAULT_GROUPS if name == DEFAULT else (name,):
                 if one.listed.get(spelling):
                     return set(one.listed[spelling])
-        if name == _name("") or any(name in one.listed for one in self.ranks):
+        if name == DEFAULT or any(name in one.listed for one in self.ranks):
             return self.given
         return {rank for rank, found in by_rank.items() if name in found}
-
-
-def _name(group: str) -> str:
-    return "0" if group in DEFAULT_GROUPS else group
 
 
 def _short(ranks: tuple[int, ...]) -> str:
@@ -266,12 +268,10 @@ def _surplus(keys: list[Ints], is_send: Mask) -> Mask:
     return found
 
 
-def _compare(
-    name: str, here: list[Communication], rows: list[NDArray[np.intp]]
-) -> list[tuple[int, str, int, str]]:
+def _compare(name: str, here: list[Communication], rows: list[NDArray[np.intp]]) -> list[tuple[int, str, int, str]]:
     """Rank, rule, count and place of what differs in a group; what most ranks do is taken as right."""
     lengths = np.array([len(of) for of in rows])
-    usual = int(np.sort(lengths)[(len(lengths) - 1) // 2])
+    usual = int(np.sort(lengths)[len(lengths) // 2])  # of two ranks the one with more: the other was cut
     if (lengths != usual).any():
         return [
             (one.rank, "collective-count-differs", 1, _parting(name, here, rows, at, int(np.argmax(lengths == usual))))

@@ -231,7 +231,7 @@ class _Reader:
             return None
         return number
 
-    # -- protobuf's JSON, message by message ----------------------------------------------------------------------------
+    # -- protobuf's JSON, message by message -------------------------------------------------------------
 
     def messages(self, items: Iterable[Any]) -> ChakraTrace:
         """The trace of protobuf's JSON objects."""

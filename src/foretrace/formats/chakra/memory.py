@@ -6,9 +6,10 @@ these keeps the arrays alive, and checks bounds himself. All values are int64, a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
@@ -40,7 +41,9 @@ def _store(bits: int) -> Any:
     return intrinsic(store)
 
 
-get8 = _load(8, False)
-get32 = _load(32, True)
-get64 = _load(64, True)
-put8, put32, put64 = _store(8), _store(32), _store(64)
+get8: Callable[[int], int] = _load(8, False)
+get32: Callable[[int], int] = _load(32, True)
+get64: Callable[[int], int] = _load(64, True)
+put8: Callable[[int, int], None] = _store(8)
+put32: Callable[[int, int], None] = _store(32)
+put64: Callable[[int, int], None] = _store(64)

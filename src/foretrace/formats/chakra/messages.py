@@ -108,7 +108,7 @@ def read_metadata(message: Any, text: Texts, report: ReadReport) -> tuple[str, d
     for name, wire, value, _ in attributes_of(message.attr, text):
         if name in values:
             report.drop("metadata of a name that comes again, the last is kept", repr(name))
-        values[name], wires[name] = value, wire
+        values[name], wires[name] = value, Wire(wire)
     return text(message.version), values, wires
 
 

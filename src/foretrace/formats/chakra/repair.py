@@ -1,4 +1,4 @@
-"""`repair`: a Chakra trace without the faults that can be mended. Nothing is invented: no duration, no size, no type."""
+"""`repair`: a Chakra trace without the faults that can be mended. No duration, size or type is invented."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.formats.chakra.edges import Edges, Mask, Mentions
-from foretrace.formats.chakra.groups import DEFAULT_GROUPS, groups_of
+from foretrace.formats.chakra.groups import DEFAULT_GROUPS, groups_named, groups_of
 from foretrace.formats.chakra.trace import INTEGER_WIRES, ChakraTrace, CommType, NodeType, Wire
 from foretrace.trace.findings import Finding, Rule, by_name, damage
 
@@ -250,7 +250,9 @@ class Check:
         for kind, found in zip(edges.kinds, entries, strict=True):
             if len(found):
                 named = int(kind.lists.ids[found[0]])
-                distinct = len(np.unique(np.concatenate([k.lists.ids[e] for k, e in zip(edges.kinds, entries, strict=True)])))
+                distinct = len(
+                    np.unique(np.concatenate([k.lists.ids[e] for k, e in zip(edges.kinds, entries, strict=True)]))
+                )
                 many = f" ({distinct:,} distinct ids in all)" if distinct < count else ""
                 self._add(name, count, f"{self._node(int(kind.target[found[0]]))}: {kind.label} names {named}{many}")
                 return
@@ -363,17 +365,17 @@ class Check:
         self._unsupported(is_call, readable & known & ~np.isin(kind, SIMULATED_COLLECTIVES), kind)
 
     def _unsupported(self, is_call: Mask, other: Mask, kind: NDArray[np.int64]) -> None:
-        groups = self.trace.texts("pg_name")
-        is_coll = (self.type == NodeType.COMM_COLL) & ~is_call
+        rows = np.flatnonzero((self.type == NodeType.COMM_COLL) & ~is_call)
+        names, place = groups_named(self.trace, rows)
         named = np.zeros(self.trace.num_nodes, np.bool_)
-        rows = np.flatnonzero(is_coll)
-        named[rows] = [not is_number(groups[row]) for row in rows.tolist()]
+        named[rows] = np.array([not is_number(name) for name in names], np.bool_)[place]
         on_host = np.isin(self.type, COMMUNICATION) & self.is_host & ~is_call
 
         def why(row: int) -> str:
             if other[row]:
                 return f"comm_type {CommType(int(kind[row])).name}"
-            return "communication with is_cpu_op" if on_host[row] else f"pg_name {groups[row][:40]!r}"
+            name = names[place[np.searchsorted(rows, row)]] if named[row] else ""
+            return "communication with is_cpu_op" if on_host[row] else f"pg_name {name[:40]!r}"
 
         self._nodes("unsupported-by-simulator", np.flatnonzero(other | named | on_host), why)
 
@@ -392,8 +394,10 @@ class Check:
         self._nodes(
             "wrong-peer",
             np.flatnonzero(both & wrong),
-            lambda row: ", ".join(f"{n} {v[row]}" for n, v in (("comm_src", source), ("comm_dst", target)) if v[row] != absent)
-            + f" in the file of rank {own}",
+            lambda row: (
+                ", ".join(f"{n} {v[row]}" for n, v in (("comm_src", source), ("comm_dst", target)) if v[row] != absent)
+                + f" in the file of rank {own}"
+            ),
         )
 
     def _groups(self, is_call: Mask) -> None:
@@ -401,26 +405,21 @@ class Check:
         trace = self.trace
         rows = np.flatnonzero((self.type == NodeType.COMM_COLL) & ~is_call)
         listed = groups_of(trace)
-        names = trace.texts("pg_name") if len(rows) else []
-        used: dict[str, list[int]] = {}
-        for row in rows.tolist():
-            used.setdefault(names[row], []).append(row)
-        for name in DEFAULT_GROUPS:
-            used.pop(name, None)
-        unknown = [row for name, of in used.items() if name not in listed for row in of]
-        outside = [
-            row for name, of in used.items() if listed.get(name) and trace.rank not in listed[name] for row in of
-        ]
+        names, place = groups_named(trace, rows)
+        is_default = np.array([name in DEFAULT_GROUPS for name in names], np.bool_)
+        is_listed = np.array([name in listed for name in names], np.bool_) | is_default
+        is_outside = np.array([bool(listed.get(name)) and trace.rank not in listed[name] for name in names], np.bool_)
         if not listed:
-            self.notes["process groups whose members the file does not list"] += len(used)
+            self.notes["process groups whose members the file does not list"] += int((~is_default).sum())
         else:
-            self._nodes("unknown-group", np.array(unknown, np.intp), lambda row: f"pg_name {names[row][:60]!r}")
+            unknown = np.flatnonzero(~is_listed[place])
+            first = names[place[unknown[0]]] if len(unknown) else ""
+            self._nodes("unknown-group", rows[unknown], lambda row: f"pg_name {first[:60]!r}")
         if trace.rank >= 0:
-            self._nodes(
-                "not-in-group",
-                np.array(outside, np.intp),
-                lambda row: f"rank {trace.rank} is not among the ranks of group {names[row][:60]!r}",
-            )
+            outside = np.flatnonzero((is_outside & ~is_default)[place])
+            of = names[place[outside[0]]] if len(outside) else ""
+            said = f"rank {trace.rank} is not among the ranks of group {of[:60]!r}"
+            self._nodes("not-in-group", rows[outside], lambda row: said)
 
     # -- times ---------------------------------------------------------------------------------------------------------
 
@@ -497,7 +496,7 @@ def _attribute_rows(trace: ChakraTrace, names: tuple[str, ...]) -> NDArray[np.in
 def wrong_integers(trace: ChakraTrace) -> NDArray[np.intp]:
     """Rows of attributes that are no integers and must be."""
     rows = _attribute_rows(trace, INTEGER_ATTRIBUTES)
-    return rows[~np.isin(trace.attributes["wire"][rows], list(INTEGER_WIRES))]
+    return np.asarray(rows[~np.isin(trace.attributes["wire"][rows], list(INTEGER_WIRES))])
 
 
 def narrow_integers(trace: ChakraTrace) -> NDArray[np.intp]:
@@ -508,7 +507,7 @@ def narrow_integers(trace: ChakraTrace) -> NDArray[np.intp]:
     rows = _attribute_rows(trace, INT64_ATTRIBUTES)
     wire, value = trace.attributes["wire"][rows], trace.attributes["value"][rows]
     fits = ~(np.isin(wire, _UNSIGNED_64) & (value < 0))
-    return rows[np.isin(wire, list(INTEGER_WIRES)) & (wire != Wire.INT64) & fits]
+    return np.asarray(rows[np.isin(wire, list(INTEGER_WIRES)) & (wire != Wire.INT64) & fits])
 
 
 def whole_number(value: Any) -> int | None:
@@ -520,4 +519,3 @@ def whole_number(value: Any) -> int | None:
         is_plain = digits.isascii() and digits.removeprefix("-").isdecimal() and len(digits) < 20
         return int(digits) if is_plain and -(1 << 63) <= int(digits) < 1 << 63 else None
     return None
-

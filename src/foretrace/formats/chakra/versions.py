@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 from foretrace.formats.chakra.builder import Attribute, Builder
 from foretrace.formats.chakra.messages import (
-    UNKNOWN_FIELD, Texts, add_node, count_unknown, messages, parse, read_metadata,
+    UNKNOWN_FIELD,
+    Texts,
+    add_node,
+    count_unknown,
+    messages,
+    parse,
+    read_metadata,
 )  # fmt: skip
 from foretrace.formats.chakra.trace import CommType, NodeType, Wire
 from foretrace.trace import ReadReport
@@ -127,8 +133,9 @@ def tell(frames: Frames) -> Told:
         if is_first and (metadata := _as_metadata(message)) is not None:
             _, begin = varint(frames.data, at, 5)
             nodes_at = begin + len(message)
-            if any(_is_attribute(field.value, old=True) for field in metadata):
-                votes["old attributes"] += 1
+            for field in metadata:
+                if _is_attribute(field.value, old=True):
+                    votes.update(("old attributes", *_old_attribute_votes(field.value)))
         elif message:
             for vote in _votes(fields(message) or []):
                 votes[vote] += 1
@@ -139,7 +146,7 @@ def tell(frames: Frames) -> Told:
 
 
 def _decide(votes: Counter[str], metadata: tuple[Field, ...] | None, nodes_at: int) -> Told:
-    if metadata is not None and any(f.number == 1 and not _is_attribute(f.value) for f in metadata):
+    if any(f.number == 1 and not votes["old attributes"] and not _is_attribute(f.value) for f in metadata or ()):
         return Told("v0.0.4", "its metadata name a version", metadata=metadata, nodes_at=nodes_at)
     if votes["v0.0.4"]:
         return Told("v0.0.4", "attributes in field 10", metadata=metadata, nodes_at=nodes_at)
@@ -191,13 +198,15 @@ def _is_attribute(message: Any, old: bool = False) -> bool:
 
 
 def _as_metadata(message: bytes) -> tuple[Field, ...] | None:
-    """The fields of a GlobalMetadata: a version and attributes, or attributes in field 1; None if it is a node."""
+    """The fields of a GlobalMetadata: a version and attributes, or attributes in field 1; None if it is a node.
+
+    In field 1 a node has a number. One without an id has its name in field 2, which is no attribute.
+    """
     parts = fields(message)
     if not parts or any(part.number > 2 or part.kind != BYTES for part in parts):
         return None
-    attributes = [part.value for part in parts if part.number == 2]
-    are_attributes = all(_is_attribute(value) for value in attributes)
-    return tuple(parts) if are_attributes and (attributes or any(part.number == 1 for part in parts)) else None
+    is_metadata = any(part.number == 1 for part in parts) or all(_is_attribute(part.value) for part in parts)
+    return tuple(parts) if is_metadata else None
 
 
 # -- numbers of the old versions as v0.0.4 numbers them ----------------------------------------------------------------
@@ -249,7 +258,7 @@ class MessageReader:
         self.builder = Builder()
         self.bad = 0
         self._report = report
-        self._text = Texts(report)
+        self.text = Texts(report)
         self._schema = messages(told.version, lenient=True)
 
     def read(self, frames: Iterable[tuple[int, bytes]]) -> None:
@@ -265,7 +274,7 @@ class MessageReader:
                 continue
             self._report.note(UNKNOWN_FIELD, f"byte {at}", count_unknown(node))
             if self.told.version == "v0.0.4":
-                add_node(self.builder, node, self._text)
+                add_node(self.builder, node, self.text)
             elif self.told.version == "v0.0.1":
                 self._add_first(node)
             else:
@@ -288,7 +297,7 @@ class MessageReader:
                     message.attr.append(item)
             else:
                 message.version = value
-        return read_metadata(message, self._text, self._report)
+        return read_metadata(message, self.text, self._report)
 
     def _type(self, number: int) -> int:
         table = NODE_TYPES[self.told.version]
@@ -320,7 +329,7 @@ class MessageReader:
             attributes.append(("pg_name", Wire.STRING, str(node.communicator_id), ""))
         self.builder.add(
             node.id,
-            self._text(node.name),
+            self.text(node.name),
             self._type(node.node_type),
             data=node.parent,
             duration_micros=node.simulated_run_time,
@@ -341,10 +350,10 @@ class MessageReader:
                 if value is None:
                     continue
             attributes.append((name, wire, value, doc))
-        io = [self._text(getattr(node, name)) for name in _OLD_IO]
+        io = [self.text(getattr(node, name)) for name in _OLD_IO]
         self.builder.add(
             node.id,
-            self._text(node.name),
+            self.text(node.name),
             self._type(node.type),
             data=node.parent,
             duration_micros=duration,
@@ -354,17 +363,17 @@ class MessageReader:
 
     def _old_attribute(self, item: Any) -> Attribute:
         kinds = _OLD_VALUES[self.told.version]
-        name, doc = self._text(item.name), self._text(item.doc_string)
+        name, doc = self.text(item.name), self.text(item.doc_string)
         for field, wire in kinds.items():
             if item.HasField(field):
                 value = getattr(item, field)
-                return name, wire, self._text(value) if wire == Wire.STRING else value, doc
+                return name, wire, self.text(value) if wire == Wire.STRING else value, doc
         lists = [(f"{field}s" if field != "s" else "strings", Wire(wire + 1)) for field, wire in kinds.items()]
         lists = [({"bs": "bools", "fs": "floats", "us": "uints", "is": "ints"}.get(f, f), w) for f, w in lists]
         for field, wire in lists:
             values = list(getattr(item, field))
             if values:
-                return name, wire, [self._text(v) for v in values] if wire == Wire.STRING_LIST else values, doc
+                return name, wire, [self.text(v) for v in values] if wire == Wire.STRING_LIST else values, doc
         # An empty list: the number of its type says which.
         index = item.type - len(kinds)
         return (name, lists[index][1], [], doc) if 0 <= index < len(lists) else (name, Wire.NONE, None, doc)
