@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from foretrace import FormatError, __version__
-from foretrace.cli import convert, lint, predict, show
+from foretrace.cli import capture, convert, lint, predict, show
 from foretrace.cli.files import check_writable, read_job, write_atomically
 from foretrace.cli.options import AsJson, Cache, NoPython, Paths, print_json
 
@@ -151,6 +151,7 @@ app.command("critical-path", rich_help_panel=predict.PANEL)(predict.critical_pat
 app.command(rich_help_panel=predict.PANEL)(predict.validate)
 app.command(rich_help_panel=convert.PANEL)(convert.convert)
 app.command(rich_help_panel=convert.PANEL)(lint.lint)
+app.command(rich_help_panel=convert.PANEL)(capture.capture)
 
 
 def _use_rules(job: Any, path: Path) -> None:

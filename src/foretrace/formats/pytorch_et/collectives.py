@@ -64,6 +64,24 @@ def process_groups(trace: OperatorTrace) -> dict[str, ProcessGroup]:
     return groups
 
 
+def with_ranks(groups: dict[str, ProcessGroup], table: Table) -> dict[str, ProcessGroup]:
+    """The groups, and what the collectives tell of them: their ranks, and groups that no node lists."""
+    if not table.num_rows:
+        return groups
+    columns = (table.texts(name) for name in ("group", "group_description", "group_ranks"))
+    for name, description, text in dict.fromkeys(zip(*columns, strict=True)):
+        ranks, known = _json(text), groups.get(name)
+        if (
+            name
+            and isinstance(ranks, list)
+            and all(isinstance(rank, int) for rank in ranks)
+            and not (known and known.ranks)
+        ):
+            backend = known.backend if known else ""
+            groups[name] = ProcessGroup(name, description, backend, tuple(ranks), len(ranks))
+    return groups
+
+
 def collectives(trace: OperatorTrace, attributes: Attributes) -> Table:
     """The table `OperatorTrace.collectives`: nodes with a collective's attributes, or ``record_param_comms`` without.
 

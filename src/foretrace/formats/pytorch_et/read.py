@@ -17,7 +17,7 @@ from isal import igzip
 from isal.igzip_lib import IsalError
 from numpy.typing import NDArray
 
-from foretrace.formats.pytorch_et.collectives import collectives, process_groups
+from foretrace.formats.pytorch_et.collectives import collectives, process_groups, with_ranks
 from foretrace.formats.pytorch_et.slow_scanner import SlowScanner
 from foretrace.formats.sources import PathLike, Source, blocks
 from foretrace.trace import FormatError, ReadReport, StringTable, Table
@@ -241,6 +241,7 @@ def _trace(scanned: _Scanned, members: dict[str, Any], report: ReadReport) -> Op
     )
     trace.groups = process_groups(trace)
     trace.collectives = collectives(trace, _attributes(scanned.extras, place, ids, strings))
+    trace.groups = with_ranks(trace.groups, trace.collectives)
     trace.rank = _rank(members, report)
     trace.metadata = members
     report.events["nodes"] = count
