@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,13 @@ def test_tables(capsys: pytest.CaptureFixture[str], broken: Path) -> None:
     assert "(dangling-dependency: 2, self-dependency: 1); still found: nothing" in text
     code, out, _ = run(capsys, broken.with_name("x.0.repaired.et"))
     assert code == 0 and "nothing found" in " ".join(out.split())
+
+
+def test_as_a_process(broken: Path) -> None:
+    for words, code in (((broken,), 1), ((broken, "--repair"), 0), ((broken.with_name("none.et"),), 2)):
+        command = [sys.executable, "-m", "foretrace", "lint", *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code and len(done.stderr.splitlines()) == (code == 2), done.stderr
 
 
 @pytest.mark.parametrize("words", [("-o", "y.et"), ("--in-place",), ("--repair", "--in-place", "-o", "y.et")])

@@ -174,7 +174,7 @@ FAULTS: list[tuple[str, Fault]] = [
 
 
 @pytest.mark.parametrize(("rule", "fault"), FAULTS, ids=[f"{at}-{rule}" for at, (rule, _) in enumerate(FAULTS)])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.data(), sound_nodes())
 def test_each_fault_is_counted_and_mended(rule: str, fault: Fault, data: st.DataObject, nodes: list[Node]) -> None:
     nodes = list(nodes)

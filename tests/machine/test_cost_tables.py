@@ -70,7 +70,7 @@ def test_attention_of_a_profiled_step(tmp_path: Path) -> None:
     query = torch.randn(2, 4, 32, 16, requires_grad=True)
 
     def run() -> None:
-        torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).sum().backward()
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True).square().sum().backward()
 
     timeline, trace = record(tmp_path, run)
     forward = 2 * 4 * 32 * 32 * 16 * 4 // 2

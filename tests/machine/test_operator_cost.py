@@ -388,6 +388,8 @@ def test_binary_operators_read_what_there_is_and_write_what_pytorch_does(
         cost, result = cost_of(overload, *tensors)
     except (RuntimeError, NotImplementedError):
         return
+    if name == "pow" and {one.dtype for one in tensors} == {torch.bool}:  # PyTorch has none, but says it had
+        return
     assert cost is not None and cost.category == "elementwise_binary"
     assert cost.flops == result.numel()
     assert (cost.read_bytes, cost.written_bytes) == (nbytes(tensors), nbytes(result))
@@ -411,24 +413,8 @@ def test_numbers_take_part_in_the_type_of_the_result(
     assert cost.read_bytes == nbytes(tensor) + nbytes(other)
 
 
-UNARY = [
-    "neg",
-    "exp",
-    "sqrt",
-    "relu",
-    "silu",
-    "gelu",
-    "sigmoid",
-    "tanh",
-    "rsqrt",
-    "abs",
-    "cos",
-    "logical_not",
-    "isnan",
-    "sign",
-    "reciprocal",
-    "square",
-]
+UNARY = ["neg", "exp", "sqrt", "relu", "silu", "gelu", "sigmoid", "tanh", "rsqrt", "abs", "cos", "sign", "square"]
+UNARY += ["logical_not", "isnan", "reciprocal"]
 
 
 @given(st.lists(st.integers(0, 6), max_size=4), dtypes, st.sampled_from(UNARY))
@@ -442,17 +428,8 @@ def test_unary_operators(shape: list[int], dtype: torch.dtype, name: str) -> Non
     assert (cost.flops, cost.read_bytes, cost.written_bytes) == (result.numel(), nbytes(tensor), nbytes(result))
 
 
-REDUCTIONS = [
-    "sum.dim_IntList",
-    "mean.dim",
-    "amax",
-    "amin",
-    "var.correction",
-    "std.correction",
-    "logsumexp",
-    "any.dims",
-    "all.dims",
-]
+REDUCTIONS = ["sum.dim_IntList", "mean.dim", "amax", "amin", "var.correction", "std.correction", "logsumexp"]
+REDUCTIONS += ["any.dims", "all.dims"]
 
 
 @given(

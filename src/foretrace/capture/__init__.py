@@ -13,7 +13,11 @@ __all__ = ["Recorder", "record"]
 def __getattr__(name: str) -> Any:
     """`record` and `Recorder` bring PyTorch in, which the launcher does without."""
     if name in __all__:
-        from foretrace.capture import recorder
-
+        try:
+            from foretrace.capture import recorder
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError('recording needs PyTorch; install it with: pip install "foretrace[torch]"') from None
         return getattr(recorder, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ buckets), and their arguments hold the process group and the reduction that PyTo
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import threading
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ def rank_range(ranks: tuple[int, ...]) -> tuple[int, int]:
     if not ranks:
         return -1, -1
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    even = all(b - a == stride for a, b in zip(ranks, ranks[1:], strict=False))
+    even = all(b - a == stride for a, b in itertools.pairwise(ranks))
     return ranks[0], stride if even else -1
 
 
@@ -175,8 +176,8 @@ class CollectiveWatch:
 
     def _describe(self, operator: str, values: dict[str, Any]) -> Collective:
         group, process_group = self._group(values["process_group"])
-        inputs = next((values[name] for name in _INPUTS if name in values), [])
-        outputs = next((values[name] for name in _OUTPUTS if name in values), [])
+        inputs: Any = next((values[name] for name in _INPUTS if name in values), [])
+        outputs: Any = next((values[name] for name in _OUTPUTS if name in values), [])
         no_data = operator in _BARRIERS
         first = _first_tensor(inputs) if _first_tensor(inputs) is not None else _first_tensor(outputs)
         found = Collective(

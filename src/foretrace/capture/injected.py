@@ -119,7 +119,7 @@ def watch_groups(module: ModuleType) -> None:
         _session.begin()
         return result
 
-    module.init_process_group = init_process_group
+    vars(module)["init_process_group"] = init_process_group
 
 
 def _is_compiling() -> bool:

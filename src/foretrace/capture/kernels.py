@@ -49,14 +49,14 @@ class Watch:
     def remove(self) -> None:
         """Give the operators their kernels back."""
         for library in self._libraries.values():
-            library._destroy()
+            library._destroy()  # type: ignore[no-untyped-call]
         self._libraries.clear()
 
     def _stand_before(self, operator: str) -> None:
         namespace, _, name = operator.partition("::")
         plain, _, overload = name.partition(".")
         if namespace not in self._libraries:
-            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")  # type: ignore[no-untyped-call]
         hand_on = getattr(getattr(getattr(torch.ops, namespace), plain), overload or "default").redispatch
         below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
         look, plain = self._look, f"{namespace}::{plain}"
@@ -74,7 +74,7 @@ class Watch:
             finally:
                 after()
 
-        self._libraries[namespace].impl(name, watched, _KEY, with_keyset=True)
+        self._libraries[namespace].impl(name, watched, _KEY, with_keyset=True)  # type: ignore[no-untyped-call]
 
 
 def _may_stand_before(operator: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import platform
 import signal
@@ -21,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-import foretrace
 from foretrace.capture.collectives import Group
 from foretrace.capture.job_file import claim, merge, relevant_environment
 from foretrace.capture.options import RUN_VARIABLE
@@ -29,6 +29,7 @@ from foretrace.capture.window import Observer, WindowResult, write_window
 from foretrace.capture.windows import Action, Steps, Windows, parse_windows
 from foretrace.trace import FormatError
 
+_VERSION = importlib.metadata.version("foretrace")
 _ACTIONS = {
     Action.REST: ProfilerAction.NONE,
     Action.WARM_UP: ProfilerAction.WARMUP,
@@ -145,7 +146,7 @@ class Recorder:
     def _refuse_beside_another(self, before: Action, step: int) -> None:
         """PyTorch has one profiler at a time, and the program's own one comes first."""
         begins = before is Action.REST and self._windows.action(step) is not Action.REST
-        if begins and torch.autograd._profiler_enabled():
+        if begins and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
             raise RuntimeError(f"another profiler is running in step {step}")
 
     def __exit__(
@@ -173,7 +174,7 @@ class Recorder:
         self._state.restore_termination()
 
     def _stop_profiler(self) -> None:
-        self._profiler.__exit__(None, None, None)
+        self._profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self._windows.ranges and not self._results:
             self._problems.append(f"no step of {self._windows} was reached: the program made {self._times.step}")
 
@@ -219,7 +220,7 @@ class Recorder:
         last = self._times.step - (0 if self._times.is_within else 1)
         name = self._windows.folder(self._first_recorded)
         span = (self._first_recorded, max(last + 1, self._first_recorded + 1))
-        members = {"foretrace": foretrace.__version__, "world_size": self._world_size, "steps": list(span)}
+        members = {"foretrace": _VERSION, "world_size": self._world_size, "steps": list(span)}
         result = write_window(profiler, self._observer, self._folder(), self._rank, members)
         self._results[name], self._spans[name] = result, span
         self._groups |= result.groups
@@ -246,7 +247,7 @@ class Recorder:
             job = {
                 "world_size": self._world_size,
                 "backend": self._backend,
-                "foretrace": foretrace.__version__,
+                "foretrace": _VERSION,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
                 "windows": str(self._windows),
@@ -364,9 +365,9 @@ class _StepTimes:
 
         Step 0 and steps of warm-up are no measure of a step without the profiler.
         """
-        kinds = [self._windows.action(step) for step in range(len(self._durations))]
-        recorded = {step: time for step, time in enumerate(self._durations) if span[0] <= step < span[1]}
-        others = {step: time for step, time in enumerate(self._durations) if step > 0 and kinds[step] is Action.REST}
+        durations = dict(enumerate(self._durations))
+        recorded = {step: durations[step] for step in durations if span[0] <= step < span[1]}
+        others = {step: durations[step] for step in durations if step > 0 and self._windows.action(step) is Action.REST}
         overhead = None
         if recorded and others:
             overhead = round(statistics.median(recorded.values()) / statistics.median(others.values()) - 1, 4)
@@ -384,8 +385,8 @@ def _result_lines(folder: Path, result: WindowResult, times: dict[str, Any]) -> 
     lines = [f"wrote {', '.join(result.files.values()) or 'nothing'} to {folder} ({result.nodes:,} nodes)"]
     if times["overhead"] is not None:
         lines.append(
-            f"recorded steps took {_milliseconds(recorded)} (median of {len(recorded)}), others {_milliseconds(others)} "
-            f"(median of {len(others)} in the same run, without step 0 and warm-up): overhead {times['overhead']:.1%}"
+            f"recorded steps took {_milliseconds(recorded)} (median of {len(recorded)}), others "
+            f"{_milliseconds(others)} (median of {len(others)} in this run, without step 0 and warm-up): {times['overhead']:.1%} overhead"
         )
     elif recorded:
         lines.append(

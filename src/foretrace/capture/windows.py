@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ def parse_windows(steps: Steps, warmup: int = 1) -> Windows:
     for one in ranges:
         if not len(one) or one.step != 1 or one.start < 0:
             raise ValueError(f"steps {one.start}:{one.stop}:{one.step} is no window; write for example 3:5")
-    for before, after in zip(ranges, ranges[1:], strict=False):
+    for before, after in itertools.pairwise(ranges):
         if after.start <= before.stop:
             raise ValueError(f"steps {before.start}:{before.stop} and {after.start}:{after.stop} overlap or touch")
     return Windows(tuple(ranges), warmup)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -81,7 +81,7 @@ def _capture_fake(command: list[str], world_size: int, ranks: list[int] | None, 
     from foretrace.capture.fake import CaptureError, main
     from foretrace.capture.windows import parse_windows
 
-    asked = {}
+    asked: dict[str, Any] = {}
     if steps is not None:
         windows = parse_windows(steps, 0).ranges
         if len(windows) != 1:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
 
 from foretrace.capture.fake.values import dtype_name
@@ -57,6 +58,22 @@ _REDUCE_OPS = {int(number): name for name, number in dist.ReduceOp.RedOpType.__m
 def is_collective(name: str) -> bool:
     """Whether an operator, named ``namespace::name``, communicates."""
     return name in _KINDS
+
+
+def completed(args: Sequence[Any], result: Any) -> Any:
+    """The result of a ``c10d`` operator with work that is done, and that hands out its tensors.
+
+    The work of the fake process group has no tensors, but DDP takes the reduced gradients from there.
+    """
+    if isinstance(result, tuple):
+        return (*result[:-1], _work_of(_tensors(result[0])))
+    return _work_of(_tensors(args[0])) if isinstance(result, torch.ScriptObject) else result
+
+
+def _work_of(tensors: list[torch.Tensor]) -> Any:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(tensors)
+    return _create_work_from_future(future).boxed()
 
 
 def describe(name: str, arguments: Mapping[str, Any], result: Any) -> dict[str, Any]:

@@ -7,11 +7,13 @@ Python may fill. So a fake tensor says "cuda:0" to Python, and to C++ that devic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
 _BACKEND = "foretrace_fake"
@@ -112,6 +114,16 @@ class FakeMode(FakeTensorMode):
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self._has_real_integers = False
+
+    @contextmanager
+    def real_integers(self) -> Iterator[None]:
+        """Within, new tensors of 32-bit integers have data: C++ code is about to read them."""
+        self._has_real_integers = True
+        try:
+            yield
+        finally:
+            self._has_real_integers = False
 
     @property
     def avoid_device_init(self) -> bool:
@@ -135,6 +147,12 @@ class FakeMode(FakeTensorMode):
         if func is ASK_DEVICE and isinstance(args[0], FakeTensor) and not args[0].fake_mode.in_kernel_invocation:
             return told_to_cpp(args[0])
         kwargs = translated(kwargs or {})
+        if self._has_real_integers:
+            tensors = [argument for argument in pytree.tree_leaves(args) if isinstance(argument, torch.Tensor)]
+            if not tensors and kwargs.get("dtype") is torch.int32:
+                return func(*args, **{**kwargs, "device": None})
+            if tensors and not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+                return func(*args, **kwargs)
         if func in _DIRECT:
             device = self._common_device(args)
             if device is not None:

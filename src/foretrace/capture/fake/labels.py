@@ -82,9 +82,12 @@ class Steps:
         warm_up: steps to leave out before.
         wanted: steps to keep.
         record: called with whether to record from here on.
+        may_postpone: whether `postpone` may leave out one more step.
     """
 
-    def __init__(self, tree: CallTree, warm_up: int, wanted: int, record: Callable[[bool], None]) -> None:
+    def __init__(
+        self, tree: CallTree, warm_up: int, wanted: int, record: Callable[[bool], None], may_postpone: bool = True
+    ) -> None:
         self.kept: list[Node] = []
         self.kept_steps: list[int] = []
         self.is_complete = False
@@ -93,6 +96,7 @@ class Steps:
         self._wanted = wanted
         self.seen = 0
         self._record = record
+        self._may_postpone = may_postpone
         self._first_optimizer: weakref.ref[Any] | None = None
         tree.begin("ProfilerStep#0")
         record(not warm_up)
@@ -133,6 +137,12 @@ class Steps:
         self._record(self.seen >= self._warm_up and not self.is_complete)
         if self.is_complete:
             raise CaptureComplete
+
+    def postpone(self) -> None:
+        """Leave out the step that runs now, if it was to be the first one recorded: it is unlike those to come."""
+        if self._may_postpone and not self.kept_steps and self.seen >= self._warm_up:
+            self._warm_up = self.seen + 1
+            self._record(False)
 
     def finish(self) -> None:
         """End of the program. One that never steps is one step, if there was no warm-up."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed import device_mesh, distributed_c10d
-from torch.nn.parallel import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from foretrace.capture.fake.report import FakeReport
@@ -56,8 +55,6 @@ def patch(replace: Replace, groups: Groups, report: FakeReport, mail: Mail) -> N
     _patch_meshes(replace)
     _patch_objects(replace, report, mail)
     _patch_pipelining(replace)
-    # It compares the shapes of parameters across ranks, in C++ on real data.
-    replace(distributed, "_verify_param_shape_across_processes", lambda *_, **__: None)
 
 
 def _everywhere(replace: Replace, name: str, value: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 
-from foretrace.capture.fake import attention, cuda, devices, environment, kernels, labels, placeholders, process_groups
+from foretrace.capture.fake import attention, cuda, ddp, devices, environment, kernels, labels, placeholders, process_groups
 from foretrace.capture.fake.labels import CaptureComplete, Steps
 from foretrace.capture.fake.nodes import CallTree, Node
 from foretrace.capture.fake.patches import Patches
@@ -35,6 +35,7 @@ class Options:
         warm_up: how many steps to leave out before; the first makes the optimizer's state.
         device: ``"cuda"`` or ``"cpu"``: whether the script finds CUDA devices.
         ranks_per_node: as ``torchrun --nproc-per-node``.
+        may_postpone: leave out one more step where DDP arranges its buckets anew in the first one to be recorded.
     """
 
     script: Path
@@ -44,6 +45,7 @@ class Options:
     warm_up: int = 1
     device: str = "cuda"
     ranks_per_node: int = 8
+    may_postpone: bool = True
 
 
 @dataclass
@@ -89,7 +91,9 @@ def run(
     numbers = TensorNumbers(tree.next_id, lambda: tree.last_node)
     groups = Groups()
     recorder = Recorder(tree, numbers, report)
-    steps = Steps(tree, options.warm_up, options.steps, partial(setattr, recorder, "is_recording"))
+    mode = devices.FakeMode()
+    record = partial(setattr, recorder, "is_recording")
+    steps = Steps(tree, options.warm_up, options.steps, record, options.may_postpone)
     os.environ.update(process_groups.environment(rank, options.world_size, options.ranks_per_node))
     with Patches() as patches:
         replace = patches.replace
@@ -99,8 +103,9 @@ def run(
         environment.patch(replace, numbers, report)
         labels.patch_modules(replace, tree)
         labels.patch_labels(replace, tree)
+        ddp.patch(replace, mode, steps.postpone)
         steps.patch(replace)
-        with devices.FakeMode(), recorder:
+        with mode, recorder:
             exit_code = _run_script(options)
             steps.finish()
     first = min((node.id for node in steps.kept), default=0)

@@ -79,7 +79,8 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "aten" and foreach.changes_nothing(func._schema.name, args):
             return None
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            return collectives.completed(args, result) if func.namespace == "c10d" else result
         except placeholders.DATA_DEPENDENT as error:
             return placeholders.stand_in(func, args, kwargs, error, self.report)
 

@@ -138,7 +138,8 @@ class Workers:
 def _with_fewer_steps(options: Options, seen: int) -> Options:
     """How to record a script that makes ``seen`` steps; one that makes none is recorded as a whole."""
     steps = max(min(options.steps, seen), 1)
-    return replace(options, steps=steps, warm_up=max(min(options.warm_up, seen - steps), 0))
+    warm_up = max(min(options.warm_up, seen - steps), 0)
+    return replace(options, steps=steps, warm_up=warm_up, may_postpone=False)
 
 
 def _be_rank(options: Options, rank: int, folder: Path, pipe: BinaryIO) -> None:

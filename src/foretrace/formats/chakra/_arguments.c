@@ -206,8 +206,8 @@ static PyObject *texts(PyObject *Py_UNUSED(module), PyObject *args)
         Py_END_ALLOW_THREADS
         if (is_failed(&work)) PyErr_NoMemory();
         else
-            result = Py_BuildValue("Oy#y#", ids, work.out.data, (Py_ssize_t)work.out.length, work.first.data,
-                                   (Py_ssize_t)work.first.length);
+            result = Py_BuildValue("Oy#y#", ids, work.out.data ? work.out.data : "", (Py_ssize_t)work.out.length,
+                                   work.first.data, (Py_ssize_t)work.first.length);
         Py_DECREF(ids);
     }
     free(work.out.data);

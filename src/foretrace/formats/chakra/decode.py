@@ -248,6 +248,7 @@ def _attribute(room: int, begin: int, end: int) -> int:
     """An AttributeProto into the next row of the attribute columns; a float stays the bits of its 32."""
     at = begin
     wire, value = 0, 0
+    in_list = 0  # unknown fields of the list, which do not count if another value takes its place
     key_start, key_end, doc_start, doc_end, text_start, text_end = begin, begin, begin, begin, begin, begin
     while at < end:
         tag, number = get8(at), get8(at + 1)
@@ -278,9 +279,11 @@ def _attribute(room: int, begin: int, end: int) -> int:
         elif tag == 18:
             doc_start, doc_end = start, at
         elif kind == 2 and field & 1 == 0 and field <= 32:
-            wire = field
+            unknown = get64(room + UNKNOWN) - (in_list if wire != field else 0)
+            put64(room + UNKNOWN, unknown)
             if not _check_list(room, start, at, field):
                 return _MALFORMED
+            wire, in_list = field, get64(room + UNKNOWN) - unknown + (in_list if wire == field else 0)
         elif kind == 1 and (field == 3 or field == 21 or field == 25):
             wire, value = field, get64(start)
         elif kind == 5 and (field == 5 or field == 19 or field == 23):
@@ -289,6 +292,8 @@ def _attribute(room: int, begin: int, end: int) -> int:
                 value &= 0xFFFFFFFF
         else:
             put64(room + UNKNOWN, get64(room + UNKNOWN) + 1)
+    if in_list > 0 and (wire & 1 or wire == 0):
+        put64(room + UNKNOWN, get64(room + UNKNOWN) - in_list)
     row = get64(room + ATTRIBUTES)
     if row == get64(room + MAX_ATTRIBUTES):
         return _NO_ROOM

@@ -78,8 +78,10 @@ class Feeder:
 
     def _link(self, before: NDArray[np.int64], after: NDArray[np.int64]) -> None:
         count = len(self._ids)
-        pairs = np.unique(before * max(count, 1) + after)  # sorted by what comes before, each pair once
-        before, after = pairs // max(count, 1), pairs % max(count, 1)
+        pairs = before * max(count, 1) + after
+        pairs.sort(kind="stable")  # fast where nodes stand near what they wait for, as they mostly do
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # each pair once
+        before, after = np.divmod(pairs, max(count, 1))
         self._first: list[int] = np.concatenate(([0], np.cumsum(np.bincount(before, minlength=count)))).tolist()
         self._child: list[int] = after.tolist()
         missing = np.bincount(after, minlength=count)

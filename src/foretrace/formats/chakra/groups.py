@@ -31,7 +31,7 @@ def groups_of(trace: ChakraTrace) -> dict[str, tuple[int, ...]]:
 
 
 def groups_named(trace: ChakraTrace, nodes: NDArray[np.integer]) -> tuple[list[str], NDArray[np.int64]]:
-    """Distinct names of groups that the nodes have as pg_name, ``""`` for none, and the place of each node's among them.
+    """Distinct names of groups that nodes have as pg_name, ``""`` for none, and the place of each node's among them.
 
     Args:
         nodes: rows of the trace.

@@ -21,7 +21,7 @@ from foretrace.trace import FormatError, ReadReport
 # Files below this size are read through protobuf: compiling, or loading what was compiled, would take longer.
 SMALL_BYTES = 1 << 18
 _HEAD_BYTES = 1 << 18  # from which the version is told
-_RANK_IN_NAME = re.compile(r"\.(\d+)(?:\.(?:et|eg|json|pb|chakra))?(?:\.gz)?$", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"\.(\d+)(?:\.repaired)?(?:\.(?:et|eg|json|pb|chakra))?(?:\.gz)?$", re.IGNORECASE)
 _BLOCK_BYTES = 1 << 20
 
 

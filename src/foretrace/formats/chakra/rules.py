@@ -60,8 +60,8 @@ RULES = by_name(
         "cycle",
         "Nodes wait for each other, through data and control dependencies together, and none of them ever becomes "
         "free. ASTRA-sim leaves them out without a word.",
-        "A repair cuts dependencies that lead from a later to an earlier node of the cycle (by start, then id): "
-        "control dependencies where the cycle has any, data dependencies only where they alone form it.",
+        "A repair cuts dependencies that lead from a later to an earlier node of the cycle (by data, then start, "
+        "then id): control dependencies where the cycle has any, data dependencies only where they alone form it.",
         is_repairable=True,
     ),
     Rule(
