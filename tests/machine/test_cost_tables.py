@@ -244,6 +244,8 @@ def test_types_in_lists_are_assumed_only_when_asked_for(tmp_path: Path) -> None:
     assert timeline_costs(timeline).num_rows == 0
     table = timeline_costs(timeline, list_dtype="c10::Half")
     assert (table["event"].tolist(), table["read_bytes"].tolist()) == ([0], [20])
+    with pytest.raises(ValueError, match="no element type"):
+        timeline_costs(timeline, list_dtype="Tensor")
 
 
 Argument = tuple[str, str, str, str, str]

@@ -151,7 +151,8 @@ app.command("critical-path", rich_help_panel=predict.PANEL)(predict.critical_pat
 app.command(rich_help_panel=predict.PANEL)(predict.validate)
 app.command(rich_help_panel=convert.PANEL)(convert.convert)
 app.command(rich_help_panel=convert.PANEL)(lint.lint)
-app.command(rich_help_panel=convert.PANEL)(capture.capture)
+# What follows the program belongs to it.
+app.command(rich_help_panel=convert.PANEL, context_settings={"allow_interspersed_args": False})(capture.capture)
 
 
 def _use_rules(job: Any, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from foretrace.trace.nesting import parents
 from foretrace.trace.operators import OperatorTrace
 
 Ints = NDArray[np.int64]
+_LARGEST_KEY = 1 << 62
 _ARGUMENTS = ("input_shapes", "input_types", "input_strides", "concrete_inputs")
 
 
@@ -31,21 +33,15 @@ def timeline_costs(timeline: Timeline, *, list_dtype: str | None = None) -> Tabl
         One row an operator, in the order of events. Columns ``event`` (row of ``timeline.events``), ``flops``,
         ``read_bytes``, ``written_bytes`` (int64), ``category`` (string id) and ``is_outermost``: no operator around it
         has a cost of its own, so that a sum over these rows counts nothing twice.
+
+    Raises:
+        ValueError: if ``list_dtype`` is no element type.
     """
+    if list_dtype is not None:
+        element_bytes(list_dtype)
     costs = _Costs()
-    table = timeline.operators
-    if table.num_rows:
-        rows = np.flatnonzero(timeline.category[table["event"]] == Category.OPERATOR)
-        rows = rows[timeline.are_named(table["event"][rows], lambda name: resolve(name) is not None)]
-        names = timeline.events["name"][table["event"][rows]]
-        key = _distinct([names, *(table[column][rows] for column in _ARGUMENTS)])
-
-        def cost_of(row: int) -> OperatorCost | None:
-            event = table["event"][row : row + 1]
-            texts = [timeline.strings.lookup(table[column][row : row + 1])[0] for column in _ARGUMENTS]
-            return _kineto_cost(timeline.names(event)[0], texts, list_dtype)
-
-        costs.add(table["event"][rows], *_by_key(key, rows, cost_of))
+    if timeline.operators.num_rows:
+        costs.add(*_shape_costs(timeline, list_dtype))
     costs.replace(*_collective_costs(timeline))
     events, columns = costs.finish()
     is_work = columns["category"] != costs.categories.find("view")
@@ -63,12 +59,9 @@ def trace_costs(trace: OperatorTrace) -> Table:
     """
     costs = _Costs()
     names = trace.nodes["name"]
-    used = np.flatnonzero(np.bincount(names + 1, minlength=1)) - 1
-    is_known = np.zeros(len(trace.strings) + 1, np.bool_)  # the last one answers for -1
-    is_known[used] = [resolve(name) is not None for name in trace.strings.lookup(used)]
-    nodes = np.flatnonzero(is_known[names])
-    key = _distinct([names[nodes], _argument_keys(trace)[nodes]])
-    costs.add(nodes, *_by_key(key, nodes, lambda node: _trace_cost(trace, node)))
+    nodes = np.flatnonzero(_texts_that(trace.strings, names, lambda name: resolve(name) is not None))
+    first, which = _distinct([names[nodes], _argument_keys(trace)[nodes]])
+    costs.add(nodes, which, _trace_costs(trace, nodes[first]))
     rows, columns = costs.finish()
     is_work = np.zeros(trace.num_nodes, np.bool_)
     is_work[rows] = columns["category"] != costs.categories.find("view")
@@ -115,21 +108,42 @@ class _Costs:
         return rows[order], columns
 
 
-def _distinct(columns: Sequence[NDArray[Any]]) -> Ints:
-    """A number for each row that two rows share where they are equal in all columns."""
+def _distinct(columns: Sequence[NDArray[Any]]) -> tuple[Ints, Ints]:
+    """The first row of each distinct combination of values, and for each row which combination it has."""
     key = np.zeros(len(columns[0]), np.int64)
+    span = 1
     for column in columns:
-        _, number = np.unique(column, return_inverse=True)
-        _, key = np.unique(key * (int(number.max(initial=0)) + 1) + number, return_inverse=True)
-    return key
-
-
-def _by_key(
-    key: Ints, rows: NDArray[Any], cost_of: Callable[[int], OperatorCost | None]
-) -> tuple[Ints, list[OperatorCost | None]]:
-    """For each row which of the distinct costs it has, and these; each is asked for once."""
+        number, count = _numbered(column)
+        if span * count > _LARGEST_KEY:
+            distinct, key = np.unique(key, return_inverse=True)
+            span = len(distinct)
+        key = key * count + number
+        span *= count
     _, first, which = np.unique(key, return_index=True, return_inverse=True)
-    return which, [cost_of(row) for row in np.asarray(rows)[first].tolist()]
+    return first, which
+
+
+def _numbered(column: NDArray[Any]) -> tuple[Ints, int]:
+    """The values of a column as numbers from 0 on, and how many there are."""
+    least, most = int(column.min(initial=0)), int(column.max(initial=0))
+    if most - least > 4 * len(column) + 1024:
+        distinct, number = np.unique(column, return_inverse=True)
+        return number, max(len(distinct), 1)
+    shifted = column.astype(np.int64) - least
+    order = np.cumsum(np.bincount(shifted, minlength=1) > 0) - 1
+    return order[shifted], int(order[-1]) + 1
+
+
+def _shape_costs(timeline: Timeline, list_dtype: str | None) -> tuple[NDArray[Any], Ints, list[OperatorCost | None]]:
+    """Costs by the recorded arguments: events, for each of them which of the distinct costs it has, and these."""
+    table = timeline.operators
+    rows = np.flatnonzero(timeline.category[table["event"]] == Category.OPERATOR)
+    rows = rows[timeline.are_named(table["event"][rows], lambda name: resolve(name) is not None)]
+    events = table["event"][rows]
+    keys = [timeline.events["name"][events], *(table[column][rows] for column in _ARGUMENTS)]
+    first, which = _distinct(keys)
+    texts = zip(*(timeline.strings.lookup(key[first]) for key in keys), strict=True)
+    return events, which, [_kineto_cost(name, own, list_dtype) for name, *own in texts]
 
 
 def _kineto_cost(name: str, texts: Sequence[str], list_dtype: str | None) -> OperatorCost | None:
@@ -147,28 +161,34 @@ def _collective_costs(timeline: Timeline) -> tuple[NDArray[Any], Ints, list[Oper
     sizes = [table["in_elements"], table["out_elements"]]
     is_told = (timeline.category[table["event"]] == Category.OPERATOR) & (sizes[0] >= 0) & (sizes[1] >= 0)
     rows = np.flatnonzero(is_told)
-    dtypes = table.texts("dtype")
+    first, which = _distinct([table["dtype"][rows], *(size[rows] for size in sizes)])
+    numbers = zip(table.take(rows[first]).texts("dtype"), *(size[rows[first]].tolist() for size in sizes), strict=True)
+    return table["event"][rows], which, [_collective_cost(*one) for one in numbers]
 
-    def cost_of(row: int) -> OperatorCost | None:
-        dtype = normalize_dtype(dtypes[row])
-        if not dtype:
-            return None
-        read, written = (int(size[row]) * element_bytes(dtype) for size in sizes)
-        return OperatorCost(0, read, written, "collective")
 
-    key = _distinct([table["dtype"][rows], *(size[rows] for size in sizes)])
-    return table["event"][rows], *_by_key(key, rows, cost_of)
+def _collective_cost(dtype: str, in_elements: int, out_elements: int) -> OperatorCost | None:
+    if not normalize_dtype(dtype) or max(in_elements, out_elements) >= _LARGEST_KEY >> 4:
+        return None
+    size = element_bytes(dtype)
+    return OperatorCost(0, in_elements * size, out_elements * size, "collective")
+
+
+def _texts_that(strings: StringTable, ids: NDArray[Any], is_wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    """Which of the ids stand for a wanted text; each distinct one is asked once."""
+    used = np.flatnonzero(np.bincount(ids + 1, minlength=1)) - 1
+    is_hit = np.zeros(len(strings) + 1, np.bool_)  # the last one answers for -1
+    is_hit[used] = [is_wanted(text) for text in strings.lookup(used)]
+    return np.asarray(is_hit[ids])
 
 
 def _argument_keys(trace: OperatorTrace) -> Ints:
-    """A number for each node that two nodes share where their arguments are equal; a stray equality is excluded."""
+    """A number for each node that two nodes share where their arguments are equal."""
     arguments, first = trace.arguments, trace.first_argument
     columns = [arguments[name] for name in ("is_output", "type", "shape", "strides")]
     # Of values only those of plain ones matter: those of tensors hold their ids.
-    texts = trace.strings.lookup(np.arange(len(trace.strings)))
-    is_tensor = np.array([*("Tensor(" in text for text in texts), False], np.bool_)[arguments["type"]]
+    is_tensor = _texts_that(trace.strings, arguments["type"], lambda text: "Tensor(" in text)
     columns.append(np.where(is_tensor, -1, arguments["value"]))
-    each = _distinct(columns)
+    _, each = _distinct(columns)
     # Nodes of one number of arguments are compared column by column.
     count = np.diff(first)
     keys = np.zeros(trace.num_nodes, np.int64)
@@ -176,32 +196,41 @@ def _argument_keys(trace: OperatorTrace) -> Ints:
     for length in np.unique(count).tolist():
         nodes = np.flatnonzero(count == length)
         columns = [each[first[nodes] + at] for at in range(length)] or [np.zeros(len(nodes), np.int64)]
-        keys[nodes] = _distinct(columns) + used
+        keys[nodes] = _distinct(columns)[1] + used
         used += len(nodes)
     return keys
 
 
-def _trace_cost(trace: OperatorTrace, node: int) -> OperatorCost | None:
-    begin, end = trace.first_argument[node], trace.first_argument[node + 1]
-    rows = slice(int(begin), int(end))
-    columns = [trace.strings.lookup(trace.arguments[name][rows]) for name in ("type", "shape", "strides", "value")]
+def _trace_costs(trace: OperatorTrace, nodes: NDArray[Any]) -> list[OperatorCost | None]:
+    """The cost of each of these nodes."""
+    begins, ends = trace.first_argument[nodes].tolist(), trace.first_argument[nodes + 1].tolist()
+    rows = [row for begin, end in zip(begins, ends, strict=True) for row in range(begin, end)]
+    chosen = trace.arguments.take(np.array(rows, np.int64))
+    texts = [chosen.texts(name) for name in ("type", "shape", "strides", "value")]
+    arguments = iter(zip(chosen["is_output"].tolist(), *texts, strict=True))
+    return [
+        _trace_cost(name, list(islice(arguments, end - begin)))
+        for name, begin, end in zip(trace.names(nodes), begins, ends, strict=True)
+    ]
+
+
+def _trace_cost(name: str, arguments: Sequence[tuple[Any, ...]]) -> OperatorCost | None:
     inputs: list[Argument] = []
     outputs: list[Argument] = []
     try:
-        for is_output, *texts in zip(trace.arguments["is_output"][rows].tolist(), *columns, strict=True):
+        for is_output, *texts in arguments:
             (outputs if is_output else inputs).append(trace_argument(*texts))
     except Unknown:
         return None
-    return operator_cost(trace.names(np.array([node]))[0], inputs, outputs)
+    return operator_cost(name, inputs, outputs)
 
 
 def _has_above(parent: NDArray[np.integer[Any]], is_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether a node has an ancestor that works; one round for each level of the tree."""
-    has = np.zeros(len(parent) + 1, np.bool_)  # the last one answers for -1
-    works = np.append(is_work, False)
-    level = np.arange(len(parent))
-    above = np.asarray(parent, np.int64)
-    while len(level := level[above[level] >= 0] if len(level) else level):
-        has[level] |= works[above[level]]
-        above = np.where(above >= 0, np.append(parent, -1)[above], -1)
-    return np.asarray(has[:-1])
+    has = np.zeros(len(parent), np.bool_)
+    works, next_above = np.append(is_work, False), np.append(parent, -1)  # the last ones answer for -1
+    above = next_above[:-1]
+    while np.any(above >= 0):
+        has |= works[above]
+        above = next_above[above]
+    return has

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import Any
+
+import msgspec
 
 from foretrace.machine.dtypes import element_bytes, normalize_dtype
 
@@ -113,7 +114,7 @@ def kineto_arguments(
 
 def _list_of(text: str) -> list[Any]:
     try:
-        found = json.loads(text)
+        found = msgspec.json.decode(text)
     except (ValueError, RecursionError):
         raise Unknown from None
     if not isinstance(found, list):
@@ -170,6 +171,7 @@ def _concrete(text: Any) -> Any:
     return text
 
 
+@lru_cache(1 << 16)
 def trace_argument(kind: str, shape: str, strides: str, value: str) -> Argument:
     """One argument as PyTorch execution traces record it: type, shape, strides and value as text.
 
@@ -190,7 +192,7 @@ def trace_argument(kind: str, shape: str, strides: str, value: str) -> Argument:
 
 def _json(text: str) -> Any:
     try:
-        return json.loads(text) if text else None
+        return msgspec.json.decode(text) if text else None
     except (ValueError, RecursionError):
         return text
 
