@@ -21,7 +21,8 @@ from foretrace.formats.chakra.trace import IO_COLUMNS, ChakraTrace, Wire
     DOC, FIRST_TEXT, TEXT,
 ) = range(0, 136, 8)  # fmt: skip
 ROOM_WORDS = 17
-_CHUNK = 1 << 13
+_FIRST_ROWS = 1 << 10  # nodes of the first piece; by its size the next ones are made about as large as a cache
+_PIECE_BYTES = 1 << 20
 
 
 @njit(cache=True, nogil=True)
@@ -135,7 +136,7 @@ def encode_nodes(room: int, rows: int, end: int) -> int:
 
 
 def frames(trace: ChakraTrace, text: NDArray[np.uint8], first: NDArray[np.int64], value: Any) -> Iterator[memoryview]:
-    """The frames of all nodes, in pieces.
+    """The frames of all nodes, in pieces; each is gone when the next one is asked for.
 
     Args:
         trace: the trace.
@@ -145,11 +146,22 @@ def frames(trace: ChakraTrace, text: NDArray[np.uint8], first: NDArray[np.int64]
     """
     padded = np.concatenate((np.zeros(8, np.uint8), text))
     lengths = np.append(np.diff(first), 0)  # the last one is that of -1
-    for begin in range(0, trace.num_nodes, _CHUNK):
-        yield _chunk(trace, padded, first + 8, lengths, value, begin, min(begin + _CHUNK, trace.num_nodes))
+    out = np.empty(0, np.uint8)
+    begin, rows = 0, _FIRST_ROWS
+    while begin < trace.num_nodes:
+        end = min(begin + rows, trace.num_nodes)
+        columns, bound = _columns(trace, padded, first + 8, lengths, value, begin, end)
+        if bound > len(out):
+            out = np.empty(bound, np.uint8)
+        room = np.array([column.ctypes.data for column in columns], np.int64)
+        stop = out.ctypes.data + len(out)
+        size = stop - encode_nodes(room.ctypes.data, end - begin, stop)
+        yield out[len(out) - size :].data
+        rows = max(_FIRST_ROWS // 4, min(8 * _FIRST_ROWS, _PIECE_BYTES * (end - begin) // max(size, 1)))
+        begin = end
 
 
-def _chunk(
+def _columns(
     trace: ChakraTrace,
     text: NDArray[np.uint8],
     first: NDArray[np.int64],
@@ -157,7 +169,8 @@ def _chunk(
     value: NDArray[np.int64],
     begin: int,
     end: int,
-) -> memoryview:
+) -> tuple[list[NDArray[Any]], int]:
+    """The columns of some nodes in the types and order that `encode_nodes` wants, and the bytes they need at most."""
     nodes, attributes = trace.nodes, trace.attributes
     rows = slice(begin, end)
     low, high = (int(row) for row in trace.first_attribute[[begin, end]])
@@ -193,8 +206,4 @@ def _chunk(
     variable = [columns[1], io.ravel(), columns[11], columns[14], texts]
     bound = sum(int(lengths[part].sum()) for part in variable)
     bound += 128 * (end - begin) + 64 * (high - low) + 10 * (len(columns[7]) + len(columns[9])) + 8
-    out = np.empty(bound, np.uint8)
-    room = np.array([column.ctypes.data for column in columns], np.int64)
-    stop = out.ctypes.data + bound
-    written = stop - encode_nodes(room.ctypes.data, end - begin, stop)
-    return out[bound - written :].data
+    return columns, bound

@@ -82,11 +82,18 @@ def _replacing(path: PathLike) -> Iterator[IO[bytes]]:
 def _check(trace: ChakraTrace) -> None:
     """Refuse integers that their 32 bits do not hold."""
     wire, value = trace.attributes["wire"], trace.attributes["value"]
-    is_wrong = np.isin(wire, _SIGNED) & (value != value.astype(np.int32))
-    is_wrong |= np.isin(wire, _UNSIGNED) & (value != value.astype(np.uint32))
-    for row in np.flatnonzero(is_wrong)[:1].tolist():
+    signed, unsigned = (np.flatnonzero(_is_one_of(wire, wires)) for wires in (_SIGNED, _UNSIGNED))
+    wrong = [rows[value[rows] != value[rows].astype(kind)] for rows, kind in ((signed, "i4"), (unsigned, "u4"))]
+    for row in np.concatenate(wrong)[:1].tolist():
         name = trace.strings[int(trace.attributes["name"][row])]
         raise ValueError(f"attribute {name!r}: {int(value[row])} is no {Wire(int(wire[row])).name.lower()}")
+
+
+def _is_one_of(wire: NDArray[Any], wires: tuple[Wire, ...]) -> NDArray[np.bool_]:
+    table = np.zeros(256, np.bool_)
+    table[list(wires)] = True
+    found: NDArray[np.bool_] = table[wire]
+    return found
 
 
 def _frame(message: Any) -> bytes:

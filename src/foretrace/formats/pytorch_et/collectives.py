@@ -141,7 +141,9 @@ def _table(rows: list[tuple[int, dict[str, Any]]], strings: StringTable) -> Tabl
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """A text, or the JSON of anything else; an empty list says as much as nothing."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return "" if text == "[]" else text
 
 
 def _number(value: Any) -> int:
