@@ -187,11 +187,11 @@ def _with_steps(
 ) -> dict[str, NDArray[Any]]:
     """The columns of events, and an annotation for each step: from the first to the last of its host tasks."""
     step, lane = graph.tasks["step"], graph.tasks["lane"]
-    tasks = np.flatnonzero((step >= 0) & (graph.rank == rank) & ~graph.on_device)
+    works = np.isin(graph.tasks["kind"], (TaskKind.OPERATOR, TaskKind.RUNTIME))  # a gap is part of no step
+    tasks = np.flatnonzero((step >= 0) & (graph.rank == rank) & works)
     if not len(tasks):
         return columns
     main = np.bincount(lane[tasks]).argmax()
-    tasks = tasks[lane[tasks] == main]
     numbers, which = np.unique(step[tasks], return_inverse=True)
     start, end = np.full(len(numbers), np.iinfo(np.int64).max), np.full(len(numbers), np.iinfo(np.int64).min)
     np.minimum.at(start, which, start_ns[tasks])

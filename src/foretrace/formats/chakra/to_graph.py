@@ -292,13 +292,25 @@ def _launched(tasks: dict[str, Any], edges: dict[str, Any], lanes: list[GraphLan
     if not edges:
         return Table({name: np.empty(0, np.int32) for name in ("issue", "work", "lane", "position")})
     rows = np.flatnonzero(edges["kind"] == EdgeKind.LAUNCH)
-    issue, work = edges["source"][rows], edges["target"][rows]
+    issue, work = edges["source"][rows], _last_of_event(tasks)[edges["target"][rows]]
     lane = tasks["lane"][work]
     order = np.lexsort((tasks["priority"][work], lane))
     position = np.empty(len(rows), np.int64)
     position[order] = np.arange(len(rows))
     columns = {"issue": issue, "work": work, "lane": lane, "position": position}
     return Table({name: column.astype(np.int32) for name, column in columns.items()})
+
+
+def _last_of_event(tasks: dict[str, Any]) -> Ints:
+    """For each task the last one of its event on its lane: work may begin with a delay, or be in several pieces."""
+    own = np.arange(len(tasks["kind"]))
+    known = np.flatnonzero((tasks["event"] >= 0) & (tasks["lane"] >= 0))
+    key = tasks["lane"][known].astype(np.int64) * (int(tasks["event"].max(initial=0)) + 1) + tasks["event"][known]
+    order = known[np.lexsort((tasks["priority"][known], key))]
+    sorted_key = np.sort(key)
+    last = order[np.searchsorted(sorted_key, key, side="right") - 1]
+    own[known] = last
+    return own
 
 
 def _coupled(

@@ -400,10 +400,12 @@ static int member(Place *at, Place end, Place *key, Place *key_end, Place *value
     return *value < end ? 1 : -1;
 }
 
+/* What follows a member or item that ends at `stop`: the next one, or the bracket that closes; NULL for anything else. */
 static Place next_member(Place stop, Place end)
 {
     stop = space(stop, end);
-    return stop < end && *stop == ',' ? space(stop + 1, end) : stop;
+    if (stop < end && *stop == ',') return space(stop + 1, end);
+    return stop < end && (*stop == '}' || *stop == ']') ? stop : NULL;
 }
 
 static Place closed(Place at, Place end, char bracket)
@@ -442,7 +444,7 @@ static Place attribute(Scan *scan, int64_t *node, Place at, Place end, int *key)
             value = found;
             value_stop = stop;
         }
-        at = next_member(stop, end);
+        if (!(at = next_member(stop, end))) return NULL;
     }
     if (state < 0 || !(at = closed(at, end, '}'))) return NULL;
     if (!name || !value) return at;
@@ -466,8 +468,7 @@ static Place attributes(Scan *scan, int64_t *node, Place at, Place end)
     at = space(at + 1, end);
     while (at < end && *at == '{') {
         at = attribute(scan, node, at, end, &key);
-        if (!at) return NULL;
-        at = next_member(at, end);
+        if (!at || !(at = next_member(at, end))) return NULL;
     }
     return closed(at, end, ']');
 }
@@ -481,8 +482,7 @@ static Place argument_lists(Scan *scan, Place at, Place end, Rows *lists)
     while ((state = member(&at, end, &word, &word_end, &value)) > 0) {
         key = key_of(word, word_end, NEW_LISTS, LISTS / 2, key + 1);
         at = key >= 0 && *value == '[' ? list_items(scan, lists + key, value, end) : value_end(value, end);
-        if (!at) return NULL;
-        at = next_member(at, end);
+        if (!at || !(at = next_member(at, end))) return NULL;
     }
     return state < 0 ? NULL : closed(at, end, '}');
 }
@@ -504,8 +504,7 @@ static Place scan_node(Scan *scan, Place at, Place end)
         else if (*value == '[' && is_key(word, word_end, &ATTRS)) stop = attributes(scan, node, value, end);
         else if (list >= 0 && *value == '[') stop = list_items(scan, scan->items + list, value, end);
         else stop = value_end(value, end);
-        if (!stop) return NULL;
-        at = next_member(stop, end);
+        if (!stop || !(at = next_member(stop, end))) return NULL;
     }
     if (state < 0 || !(stop = closed(at, end, '}')) || node[0] < 0 || node[NAME] < 0) return NULL;
     int64_t *kept = add(scan, &scan->nodes, sizeof node);
