@@ -28,7 +28,9 @@ def conversion(traces: Path, pairs: int) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for case, runs in results.items():
-        times = [sorted(run[key] for run in runs)[len(runs) // 2] for key in ("read_s", "convert_s", "write_s", "total_s")]
+        times = [
+            sorted(run[key] for run in runs)[len(runs) // 2] for key in ("read_s", "convert_s", "write_s", "total_s")
+        ]
         nodes = int(runs[0]["nodes"])
         speed = nodes / times[-1]
         low, high = (speed / other for other in reversed(CONVERTER_NODES_PER_S))
@@ -37,7 +39,7 @@ def conversion(traces: Path, pairs: int) -> str:
         print(lines[-1], file=sys.stderr)
     lines += [
         "",
-        "Medians over fresh processes of the best of five after compilation. `chakra_converter` is not measured in the same "
-        "run: mlcommons' packages are not on PyPI. Its figures are those of its own run on the same files in the same month.",
+        "Medians over fresh processes of the best of five after compilation. `chakra_converter` is not measured in the "
+        "same run, since mlcommons' packages are not on PyPI: its figures are from a run of its own in the same month.",
     ]
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -139,7 +140,7 @@ def train(args: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
-            print(f"step {step}: loss {loss.item():.3f}", flush=True)
+            sys.stdout.write(f"step {step}: loss {loss.item():.3f}\n")
     dist.destroy_process_group()
 
 

@@ -139,6 +139,36 @@ def no_steps(exit_code: str) -> None:
     sys.exit(int(exit_code))
 
 
+def _spawned(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+def spawn(store: str) -> None:
+    """Ranks that torch.multiprocessing starts."""
+    torch.multiprocessing.spawn(_spawned, args=(store,), nprocs=2)
+
+
+def own_profiler(wait: str, active: str) -> None:
+    """A program that profiles itself; prints how many events it saw."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    schedule = torch.profiler.schedule(wait=int(wait), warmup=1, active=int(active), repeat=1)
+    with torch.profiler.profile(
+        schedule=schedule, on_trace_ready=lambda profiler: print("events", len(profiler.events()))
+    ) as profiler:
+        for _ in range(10):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            profiler.step()
+
+
 def own_sitecustomize(output: str) -> None:
     import sitecustomize
 

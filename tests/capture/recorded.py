@@ -27,9 +27,7 @@ def run_ranks(*words: str | Path) -> subprocess.CompletedProcess[str]:
 
 def capture(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command ``foretrace capture``."""
-    code = "import sys; from foretrace.cli.capture import capture; import typer; app = typer.Typer();"
-    code += " app.command()(capture); sys.exit(app(standalone_mode=False))"
-    return _run([sys.executable, "-c", code, *map(str, words)], environment)
+    return _run([sys.executable, "-m", "foretrace", "capture", *map(str, words)], environment)
 
 
 def torchrun() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,9 @@ def test_peers_splits_and_asynchrony(ddp: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_collectives_of_fsdp(fsdp: Path, rank: int) -> None:
     gather = [("_allgather_base", "default_pg", BOTH, n // 2, n, "Float", "") for n in (EMBEDDING, FIRST, SECOND)]
-    scatter = [("_reduce_scatter_base", "default_pg", BOTH, n, n // 2, "Float", "AVG") for n in (EMBEDDING, FIRST, SECOND)]
+    scatter = [
+        ("_reduce_scatter_base", "default_pg", BOTH, n, n // 2, "Float", "AVG") for n in (EMBEDDING, FIRST, SECOND)
+    ]
     found = recorded.collectives(fsdp, rank)
     step = sorted([*gather, *gather, *scatter])
     half = len(found) // 2
@@ -149,4 +152,4 @@ def test_local_tensors_of_fsdp_have_storages(fsdp: Path) -> None:
     assert several
     for spans in several:
         ordered = sorted(spans)
-        assert all(before[1] <= after[0] for before, after in zip(ordered, ordered[1:], strict=False))
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(ordered))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from foretrace.capture import execution_trace, job_file, statistics
 from foretrace.capture.kernels import Watch, overloads
@@ -64,14 +67,20 @@ def test_a_watch_changes_neither_results_nor_gradients_nor_recorded_calls() -> N
 
 
 def test_fake_and_meta_tensors_pass_a_watch() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     watch = statistics.StatisticsWatch()
     watch.install()
     try:
         out = torch.embedding(torch.empty(10, 4, device="meta"), torch.empty(3, dtype=torch.int64, device="meta"))
+        with FakeTensorMode():
+            fake = torch.embedding(torch.empty(10, 4), torch.empty(3, dtype=torch.int64))
     finally:
         watch.remove()
-    assert out.shape == (3, 4)
-    assert [statistics.document(call) for call in watch.calls] == [{}]
+    assert out.shape == fake.shape == (3, 4)
+    assert len(watch.calls) >= 1
+    assert all(statistics.document(call) == {} for call in watch.calls)
+    assert watch.failures == 0
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=12), st.sets(st.integers(0, 11)))
@@ -147,3 +156,23 @@ def test_environment_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     found = job_file.relevant_environment()
     assert found["NCCL_DEBUG"] == "INFO"
     assert "hidden" not in found.values()
+
+
+def test_a_process_that_was_left_behind_does_not_replace_a_later_run(tmp_path: Path) -> None:
+    assert job_file.claim(tmp_path, "old", 0, True) == 0
+    assert job_file.claim(tmp_path, "new", 0, True) == 0
+    assert job_file.is_taken_over(tmp_path, "old")
+    assert not job_file.is_taken_over(tmp_path, "new")
+    job_file.merge(tmp_path, "new", 0, {"files": {"et": "rank0.et.json.gz"}}, {"groups": [1]})
+    job_file.merge(tmp_path, "old", 1, {}, {"groups": [2]})
+    document = json.loads((tmp_path / "job.json").read_text())
+    assert (list(document["ranks"]), document["groups"]) == (["0"], [1])
+
+
+def test_ranks_that_do_not_know_their_number_take_the_next_free_one(tmp_path: Path) -> None:
+    job_file.claim(tmp_path, "run", 0, False)
+    document = json.loads((tmp_path / "job.json").read_text())
+    document["ranks"]["0"]["pid"] = -1  # another process
+    (tmp_path / "job.json").write_text(json.dumps(document))
+    assert job_file.claim(tmp_path, "run", 0, False) == 1
+    assert job_file.claim(tmp_path, "run", 0, True) == 0

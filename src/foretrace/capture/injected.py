@@ -53,6 +53,19 @@ class _Session:
 
         self._handle = register_module_forward_pre_hook(lambda module, args: self.begin())
 
+    def give_way(self, profiler: Any) -> None:
+        """The program starts a profiler of its own; there can be one only, and the program's comes first."""
+        recorder = self._recorder
+        if recorder is not None and not recorder.is_busy:
+            recorder.others.add(id(profiler))
+            if recorder.is_recording:
+                recorder.finish("the program started a profiler of its own")
+
+    def profiler_ended(self, profiler: Any) -> None:
+        """A profiler, perhaps of the program, has stopped."""
+        if self._recorder is not None:
+            self._recorder.others.discard(id(profiler))
+
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
         self.begin()
@@ -79,6 +92,29 @@ def _recorder() -> Recorder:
 
 
 _session = _Session()
+
+
+def watch_profilers(module: ModuleType) -> None:
+    """Stop recording when the program profiles itself.
+
+    Args:
+        module: ``torch.autograd.profiler``, just imported.
+    """
+    prepare, leave = module.profile._prepare_trace, module.profile.__exit__
+
+    @functools.wraps(prepare)
+    def prepare_trace(self: Any) -> Any:
+        _session.give_way(self)
+        return prepare(self)
+
+    @functools.wraps(leave)
+    def exit_trace(self: Any, *args: Any) -> Any:
+        try:
+            return leave(self, *args)
+        finally:
+            _session.profiler_ended(self)
+
+    module.profile._prepare_trace, module.profile.__exit__ = prepare_trace, exit_trace
 
 
 def watch_optimizers(module: ModuleType) -> None:

@@ -56,8 +56,13 @@ def claim(folder: Path, run: str, rank: int, fixed: bool) -> int:
     return rank
 
 
+def is_taken_over(folder: Path, run: str) -> bool:
+    """Whether a later run has begun to record into the folder: what is in it now is not ours to replace."""
+    return bool(_read(folder).get("run", run) != run)
+
+
 def merge(folder: Path, run: str, rank: int, own: dict[str, Any], job: dict[str, Any]) -> None:
-    """Put one rank's part into the file.
+    """Put one rank's part into the file, unless a later run has taken the folder over.
 
     Args:
         own: the rank's part.
@@ -65,8 +70,9 @@ def merge(folder: Path, run: str, rank: int, own: dict[str, Any], job: dict[str,
     """
     with _locked(folder):
         document = _read(folder)
-        if document.get("run") != run:
-            document = {"schema": SCHEMA, "run": run, "ranks": {}}
+        if document.get("run", run) != run:
+            return
+        document = document or {"schema": SCHEMA, "run": run, "ranks": {}}
         for name, value in job.items():
             document[name] = _united(document.get(name), value) if isinstance(value, list) else value
         document["ranks"][str(rank)] = own

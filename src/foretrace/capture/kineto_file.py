@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from foretrace.capture.execution_trace import OpenScope
+
+_NAME = re.compile(rb'("name": ?)"([^\n]*)"(,\s*"pid": ?)')
+_END = re.compile(rb'"traceName": ?"[^"]*"(\s*\}\s*)$')
 
 
 class _Arguments(msgspec.Struct):
@@ -36,6 +41,28 @@ class KinetoIds:
     thread_of: dict[int, int] = field(default_factory=dict)
     open: list[OpenScope] = field(default_factory=list)
     problem: str = ""
+
+
+def mended(text: bytes, name: str) -> bytes:
+    """The text with the file's own name in it, and names with quotes, which PyTorch leaves as they are, escaped.
+
+    What cannot be mended stays as it is.
+    """
+    text = _END.sub(lambda found: b'"traceName": ' + json.dumps(name).encode() + found[1], text)
+    if _is_json(text):
+        return text
+    better = _NAME.sub(
+        lambda found: found[1] + json.dumps(found[2].decode("utf-8", "replace")).encode() + found[3], text
+    )
+    return better if _is_json(better) else text
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=_File)
+    except msgspec.DecodeError:
+        return False
+    return True
 
 
 def read_ids(text: bytes) -> KinetoIds:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from foretrace.capture.collectives import Group
-from foretrace.capture.job_file import claim, merge, relevant_environment
+from foretrace.capture.job_file import claim, is_taken_over, merge, relevant_environment
 from foretrace.capture.options import RUN_VARIABLE
 from foretrace.capture.window import Observer, WindowResult, write_window
 from foretrace.capture.windows import Action, Steps, Windows, parse_windows
@@ -96,6 +96,9 @@ class Recorder:
         self._spans: dict[str, tuple[int, int]] = {}
         self._groups: dict[str, Group] = {}
         self._problems: list[str] = []
+        self._profiler.record_steps = False  # they are marked here, and not while another profiler has the word
+        self._scope: Any = None
+        self.others: set[int] = set()  # profilers that the program itself started
         self._run = ""
         self._rank = -1
         self._pid = os.getpid()
@@ -125,6 +128,16 @@ class Recorder:
         self._times.begin()
         return self
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether this recording itself is starting or stopping the profiler."""
+        return self._state.is_busy
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the profiler runs, or warms up."""
+        return not self._state.is_over and self._windows.action(self._times.step) is not Action.REST
+
     def step(self) -> None:
         """Tell that a step of the program has ended."""
         if self._state.is_over or os.getpid() != self._pid:
@@ -137,16 +150,30 @@ class Recorder:
     def _start(self) -> None:
         self._refuse_beside_another(Action.REST, 0)
         self._profiler.start()
+        self._open_scope()
 
     def _next_step(self) -> None:
         step = self._times.step
         self._refuse_beside_another(self._windows.action(step - 1), step)
+        self._close_scope()
         self._profiler.step()
+        self._open_scope()
+
+    def _open_scope(self) -> None:
+        """Mark a step, but only while we record: a profiler of the program has marks of its own."""
+        if self._windows.action(self._times.step) is not Action.REST:
+            self._scope = torch.profiler.record_function(f"ProfilerStep#{self._times.step}")
+            self._scope.__enter__()
+
+    def _close_scope(self) -> None:
+        if self._scope is not None:
+            self._scope.__exit__(None, None, None)
+            self._scope = None
 
     def _refuse_beside_another(self, before: Action, step: int) -> None:
         """PyTorch has one profiler at a time, and the program's own one comes first."""
         begins = before is Action.REST and self._windows.action(step) is not Action.REST
-        if begins and torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        if begins and (self.others or torch.autograd._profiler_enabled()):  # type: ignore[attr-defined]
             raise RuntimeError(f"another profiler is running in step {step}")
 
     def __exit__(
@@ -169,11 +196,11 @@ class Recorder:
                 self._problems.append(f"{reason} in step {self._times.step}")
             self._guarded("the profiler did not stop", self._stop_profiler)
             self._guarded("job.json was not written", self._write_job)
-            if not self._quiet:
-                self._tell()
+            self._tell()
         self._state.restore_termination()
 
     def _stop_profiler(self) -> None:
+        self._close_scope()
         self._profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if self._windows.ranges and not self._results:
             self._problems.append(f"no step of {self._windows} was reached: the program made {self._times.step}")
@@ -189,7 +216,18 @@ class Recorder:
             self._problems.append(f"{failed}: {error}")
             if not self._state.is_over:
                 self._state.is_over = True
+                self._abandon()
                 self._tell()
+
+    def _abandon(self) -> None:
+        """Leave nothing running or standing in the dispatcher after a failure."""
+        for work in (self._close_scope, self._observer.stop, self._observer.cleanup, self._leave_session):
+            with contextlib.suppress(Exception):
+                work()
+
+    def _leave_session(self) -> None:
+        if self._profiler.profiler is not None:
+            self._profiler.profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     # Called by the profiler.
 
@@ -216,6 +254,8 @@ class Recorder:
 
     def _write(self, profiler: profile) -> None:
         """The profiler has stopped: write the window's files."""
+        if is_taken_over(self._folder(), self._run):
+            raise RuntimeError(f"a later run records into {self._folder()}; nothing was written")
         self._look_around()
         last = self._times.step - (0 if self._times.is_within else 1)
         name = self._windows.folder(self._first_recorded)
@@ -236,7 +276,7 @@ class Recorder:
                 "host": socket.gethostname(),
                 "pid": self._pid,
                 "launch": os.environ.get(RUN_VARIABLE, ""),
-                "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+                "device": _device(),
                 "argv": sys.orig_argv,
                 "environment": relevant_environment(),
                 "steps": list(self._spans[name]),
@@ -257,6 +297,8 @@ class Recorder:
 
     def _tell(self) -> None:
         """Rank 0 says what was recorded; the others only what went wrong."""
+        if self._quiet:
+            return
         rank = max(self._rank, 0)
         lines = [f"rank {rank}: {problem}" for problem in self._problems]
         for name, result in self._results.items():
@@ -287,7 +329,7 @@ class _State:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._is_busy = False
+        self.is_busy = False
         self._is_pending = False
         self._previous: Any = None
         self._caught = False
@@ -311,20 +353,20 @@ class _State:
     @contextlib.contextmanager
     def busy(self) -> Any:
         """A signal that arrives in this block waits for its end: the profiler is changing its state."""
-        if self._is_busy:
+        if self.is_busy:
             yield
             return
-        self._is_busy = True
+        self.is_busy = True
         try:
             yield
         finally:
-            self._is_busy = False
+            self.is_busy = False
             if self._is_pending:
                 self._is_pending = False
                 self._arrived(signal.SIGTERM, None)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        if self._is_busy:
+        if self.is_busy:
             self._is_pending = True
             return
         if os.getpid() == self._pid:
@@ -385,8 +427,9 @@ def _result_lines(folder: Path, result: WindowResult, times: dict[str, Any]) -> 
     lines = [f"wrote {', '.join(result.files.values()) or 'nothing'} to {folder} ({result.nodes:,} nodes)"]
     if times["overhead"] is not None:
         lines.append(
-            f"recorded steps took {_milliseconds(recorded)} (median of {len(recorded)}), others "
-            f"{_milliseconds(others)} (median of {len(others)} in this run, without step 0 and warm-up): {times['overhead']:.1%} overhead"
+            f"recorded steps took {_milliseconds(recorded)} (median of {len(recorded)}), "
+            f"others {_milliseconds(others)} (median of {len(others)} in this run, without step 0 and warm-up): "
+            f"{times['overhead']:.1%} overhead"
         )
     elif recorded:
         lines.append(
@@ -413,6 +456,12 @@ def _shortfalls(result: WindowResult) -> list[str]:
     if result.statistics.get("left_out_for_size"):
         lines.append(f"{result.statistics['left_out_for_size']} integer inputs were not kept: too large in sum")
     return lines
+
+
+def _device() -> str:
+    """Name of the GPU, if the program uses one."""
+    uses_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_device_name() if uses_gpu else "cpu"
 
 
 def _make_folder(folder: Path) -> None:

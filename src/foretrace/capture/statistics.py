@@ -113,7 +113,8 @@ class StatisticsWatch:
 
 def _has_integers(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.dtype in _INTEGERS and value.layout == torch.strided
+        has_values = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta  # fake ones have none
+        return has_values and value.dtype in _INTEGERS and value.layout == torch.strided
     return isinstance(value, list | tuple) and any(_has_integers(part) for part in value)
 
 

@@ -19,7 +19,7 @@ from foretrace.capture import statistics
 from foretrace.capture.collectives import NAMES, Collective, CollectiveWatch, Group, all_groups
 from foretrace.capture.execution_trace import TraceText, add_open_scopes, parse, tensors_of
 from foretrace.capture.job_file import write_whole
-from foretrace.capture.kineto_file import KinetoIds, read_ids
+from foretrace.capture.kineto_file import KinetoIds, mended, read_ids
 from foretrace.capture.matching import match
 from foretrace.capture.statistics import StatisticsWatch
 from foretrace.capture.storages import storages
@@ -72,6 +72,8 @@ class Observer(_ITraceObserver):
 
     def cleanup(self) -> None:
         self._trace.unregister_callback()
+        if self._path is not None:  # of a window that never came beyond its warm-up
+            self._path.unlink(missing_ok=True)
 
     def take_text(self) -> bytes:
         """The execution trace of the window that has stopped; its file is deleted."""
@@ -111,9 +113,11 @@ def write_window(
     """
     result = WindowResult(groups=all_groups())
     ids = KinetoIds()
-    exported = _attempt(result, "the Kineto trace was not written", lambda: _kineto_text(profiler, folder))
+    name = f"rank{rank}.kineto.json.gz"
+    exported = _attempt(
+        result, "the Kineto trace was not written", lambda: mended(_kineto_text(profiler, folder), name)
+    )
     if exported:
-        name = f"rank{rank}.kineto.json.gz"
         ids = _attempt(result, "the Kineto trace was not read", lambda: read_ids(exported)) or ids
         if ids.problem:
             result.problems.append(ids.problem)

@@ -169,9 +169,10 @@ class ExecutionGraph:
     Attributes:
         tasks: one row a task. Columns ``kind`` (`TaskKind`), ``name`` (string id), ``duration_ns`` (>= 0), ``lane``
             (index into ``lanes``, -1 for none), ``event`` (row of the rank's timeline, -1), ``step`` (index of the
-            rank's device step, or in a graph without ``source`` the number of the step; -1 outside), ``measured_start_ns`` and ``measured_end_ns`` (where measured),
-            ``priority`` (the order on lanes with `LanePolicy.PRIORITY`, and among equals everywhere: a number that
-            belongs to the task, so that the order of rows means nothing).
+            rank's device step, or in a graph without ``source`` the number of the step; -1 outside),
+            ``measured_start_ns`` and ``measured_end_ns`` (where measured), ``priority`` (the order on lanes with
+            `LanePolicy.PRIORITY`, and among equals everywhere: a number that belongs to the task, so that the order
+            of rows means nothing).
         edges: sorted by ``source``. Columns ``source``, ``target`` (rows of ``tasks``), ``lag_ns`` (>= 0), ``kind``
             (`EdgeKind`), ``confidence`` (1 where the trace records it, below 1 where it was inferred).
         waits: blocking calls whose causes are found while simulating: task ``task`` goes on when the work that is on

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
-from torch.distributed import distributed_c10d
 
 from foretrace.capture.fake.values import dtype_name
 
@@ -52,7 +52,7 @@ _KINDS: dict[str, tuple[str, str, str | None]] = {
     "_c10d_functional::isend": ("send", "tensor", ""),
     "_c10d_functional::irecv": ("recv", "", "tensor"),
 }
-_REDUCE_OPS = {int(number): name for name, number in dist.ReduceOp.RedOpType.__members__.items()}
+_REDUCE_OPS = {op.value: name for name, op in dist.ReduceOp.RedOpType.__members__.items()}
 
 
 def is_collective(name: str) -> bool:
@@ -73,7 +73,7 @@ def completed(args: Sequence[Any], result: Any) -> Any:
 def _work_of(tensors: list[torch.Tensor]) -> Any:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(tensors)
-    return _create_work_from_future(future).boxed()
+    return c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def describe(name: str, arguments: Mapping[str, Any], result: Any) -> dict[str, Any]:
@@ -124,13 +124,12 @@ def _group(arguments: Mapping[str, Any]) -> dist.ProcessGroup:
     if boxed is not None:
         return boxed if isinstance(boxed, dist.ProcessGroup) else dist.ProcessGroup.unbox(boxed)
     name = arguments["group_name"]
-    group: dist.ProcessGroup = distributed_c10d._resolve_process_group(name) if isinstance(name, str) else name
-    return group
+    return c10d._resolve_process_group(dist.GroupName(name)) if isinstance(name, str) else name
 
 
 def _stride(ranks: list[int]) -> int:
     """The distance of neighbors, 0 in a group of one, -1 where it is not the same everywhere."""
-    steps = {b - a for a, b in zip(ranks, ranks[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(ranks)}
     return steps.pop() if len(steps) == 1 else (0 if not steps else -1)
 
 

@@ -130,6 +130,7 @@ def patch(replace: Replace) -> None:
         replace(torch.cuda.nvtx, name, _answering(None))
     _patch_accelerator(replace, answers)
     _patch_tensors(replace)
+    _patch_fsdp(replace)
 
 
 def _answering(answer: Any) -> Any:
@@ -178,7 +179,7 @@ def _patch_tensors(replace: Replace) -> None:
     replace(torch.Tensor, "pin_memory", pin_memory)
     replace(torch.Tensor, "record_stream", lambda *_: None)
     # Tensors that wrap a fake one (DTensor) know of the device that C++ was told.
-    old_device = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+    old_device = torch.Tensor.device.__get__
     replace(torch.Tensor, "device", property(lambda self: python_device(old_device(self))))
     replace(torch.Tensor, "is_cuda", property(lambda self: self.device.type == "cuda"))
     replace(torch, "Generator", _Generator)
@@ -198,4 +199,18 @@ class _Generator(torch._C.Generator):
     """A random number generator; one "on cuda" lives on the host here."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        return super().__new__(cls, device="cpu")
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+def _patch_fsdp(replace: Replace) -> None:
+    """The first FSDP takes its device as a number, which C++ takes for one of the accelerator that it knows."""
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch.distributed.fsdp import _init_utils
+
+        old = _init_utils._get_device_from_device_id
+
+        def device_from_id(*args: Any, **kwargs: Any) -> torch.device | None:
+            device = old(*args, **kwargs)
+            return None if device is None else python_device(device)
+
+        replace(_init_utils, "_get_device_from_device_id", device_from_id)

@@ -56,8 +56,8 @@ def register_accelerator(local_rank: int) -> None:
     if _registered:
         return
     _registered.extend((_hooks(), _guard()))
-    torch.utils.rename_privateuse1_backend(_BACKEND)
-    torch._register_device_module(_BACKEND, backend_registration._DummyBackendModule())  # type: ignore[no-untyped-call]
+    backend_registration.rename_privateuse1_backend(_BACKEND)
+    torch._register_device_module(_BACKEND, torch.cuda)  # type: ignore[no-untyped-call]
     torch._C._acc.register_python_privateuseone_hook(_registered[0])
     torch._C._acc.register_python_privateuseone_device_guard(_registered[1])
     # The engine would start one thread for each device, and ours has none.
@@ -66,7 +66,7 @@ def register_accelerator(local_rank: int) -> None:
 
 
 def _hooks() -> Any:
-    class Hooks(torch._C._acc.PrivateUse1Hooks):  # type: ignore[misc,name-defined]
+    class Hooks(torch._C._acc.PrivateUse1Hooks):
         def is_available(self) -> bool:
             return True
 
@@ -80,9 +80,9 @@ def _hooks() -> Any:
 
 
 def _guard() -> Any:
-    class Guard(torch._C._acc.DeviceGuard):  # type: ignore[misc,name-defined]
+    class Guard(torch._C._acc.DeviceGuard):
         def type_(self) -> Any:
-            return torch._C._autograd.DeviceType.PrivateUse1  # type: ignore[attr-defined]
+            return torch._C._autograd.DeviceType.PrivateUse1
 
     return Guard()
 
@@ -109,7 +109,7 @@ def python_device(device: torch.device) -> torch.device:
     return own_device() if device.type == _BACKEND else device
 
 
-class FakeMode(FakeTensorMode):
+class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """`FakeTensorMode` that serves "cuda" on any build, and takes real tensors where a script mixes them in."""
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class FakeMode(FakeTensorMode):
         """False: nothing is compiled here, and the guard against it costs as much as an operator."""
         return False
 
-    def __torch_dispatch__(  # type: ignore[override]
+    def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
     ) -> object:
         return self.dispatch(func, types, args, kwargs)

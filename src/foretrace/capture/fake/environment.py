@@ -16,6 +16,7 @@ from foretrace.capture.fake.report import FakeReport
 from foretrace.capture.fake.tensors import TensorNumbers
 
 Replace = Callable[[Any, str, Any], Any]
+_EAGER = "torch.compile: operators are those of the eager program"
 
 
 def patch(replace: Replace, numbers: TensorNumbers, report: FakeReport) -> None:
@@ -29,6 +30,7 @@ def patch(replace: Replace, numbers: TensorNumbers, report: FakeReport) -> None:
     _patch_loaders(replace, report)
     _patch_checkpoints(replace, report)
     _patch_profiler(replace, report)
+    _patch_compiler(replace, report)
     _patch_types(replace)
     _patch_storages(replace, numbers)
     _patch_fsdp(replace)
@@ -98,6 +100,17 @@ def _patch_profiler(replace: Replace, report: FakeReport) -> None:
     replace(torch.profiler, "profile", NoProfile)
 
 
+def _patch_compiler(replace: Replace, report: FakeReport) -> None:
+    """Run what would be compiled as it is: the compiler does not work on tensors that are fake already."""
+
+    def compile(model: Any = None, **_: Any) -> Any:
+        report.skip(_EAGER)
+        return (lambda function: function) if model is None else model
+
+    replace(torch, "compile", compile)
+    replace(torch.nn.Module, "compile", lambda *_, **__: report.skip(_EAGER))
+
+
 def _patch_types(replace: Replace) -> None:
     """Fake tensors count as tensors: for the choice of foreach optimizers, and when a module changes its type."""
     kinds = optimizer._foreach_supported_types
@@ -113,7 +126,7 @@ def _swap_tensors(one: Any, other: Any) -> None:
     for target, members in ((one, other_members), (other, one_members)):
         target.__dict__.clear()
         target.__dict__.update(members)
-    torch._C._swap_tensor_impl(one, other)  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(one, other)
 
 
 def _patch_storages(replace: Replace, numbers: TensorNumbers) -> None:
@@ -150,7 +163,7 @@ class _Chunks:
 
 def _patch_fsdp(replace: Replace) -> None:
     with suppress(ImportError, AttributeError):
-        from torch.distributed.fsdp._fully_shard import _fsdp_common, _fsdp_param
+        from torch.distributed.fsdp._fully_shard import _fsdp_param
 
-        if _fsdp_param._chunk_with_empty is _fsdp_common._chunk_with_empty:
+        if hasattr(_fsdp_param, "_chunk_with_empty"):
             replace(_fsdp_param, "_chunk_with_empty", _Chunks)

@@ -30,13 +30,18 @@ def on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return NotImplemented
     lists = [argument for argument in (*args, *kwargs.values()) if _is_list(argument)]
     others = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, DTensor)]
-    if others or not lists or not isinstance(lists[0][0], DTensor) or not all(map(_is_alike, zip(*lists, strict=False))):
+    if (
+        others
+        or not lists
+        or not isinstance(lists[0][0], DTensor)
+        or not all(map(_is_alike, zip(*lists, strict=False)))
+    ):
         return NotImplemented
     local_args = [_local(argument) for argument in args]
     result = func(*local_args, **{key: _local(value) for key, value in kwargs.items()})
     if result is None:
         return None
-    return [DTensor(part, like._spec, requires_grad=False) for part, like in zip(result, lists[0], strict=True)]  # type: ignore[call-arg]
+    return [DTensor(part, like._spec, requires_grad=False) for part, like in zip(result, lists[0], strict=True)]  # type: ignore[no-untyped-call]
 
 
 def changes_nothing(name: str, args: Sequence[Any]) -> bool:
@@ -65,8 +70,7 @@ def _is_alike(operands: tuple[Any, ...]) -> bool:
         return False
     first = specs[0]
     return all(
-        spec is first
-        or (spec.placements == first.placements and spec.mesh == first.mesh and spec.shape == first.shape)
+        spec is first or (spec.placements == first.placements and spec.mesh == first.mesh and spec.shape == first.shape)
         for spec in specs
     ) and not any(placement.is_partial() for placement in first.placements)
 

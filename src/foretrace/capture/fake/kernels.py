@@ -15,7 +15,7 @@ def register() -> None:
     """Tell the dispatcher that CUDA has these operators, so that they reach the recorder whole."""
     if _library:
         return
-    library = torch.library.Library("aten", "IMPL", "CUDA")
+    library: Any = torch.library.Library("aten", "IMPL", "CUDA")  # type: ignore[no-untyped-call]
     _library.append(library)
     for name in _FUSED:
         qualified = f"aten::{name}"

@@ -59,7 +59,7 @@ def _nonzero(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
     return tensor.new_empty((shape.numel(),))
 
 
@@ -116,9 +116,9 @@ def patch_tensor(report: FakeReport, replace: Callable[[Any, str, Any], Any]) ->
         report: counts what is made up.
         replace: ``replace(owner, name, value)`` sets an attribute and returns what was there.
     """
-    old_format = torch.Tensor.__format__
+    old_format: Any = torch.Tensor.__format__
     old_numpy = torch.Tensor.numpy
-    old_array = torch.Tensor.__array__
+    old_array: Any = torch.Tensor.__array__
 
     def new_format(self: torch.Tensor, spec: str) -> str:
         if isinstance(self, FakeTensor) and self.dim() == 0:

@@ -133,7 +133,7 @@ def _outside(function: Any) -> Any:
         return staticmethod(_outside(function.__func__))
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with unset_fake_temporarily():
             return function(*args, **kwargs)
 
     return run
@@ -157,7 +157,7 @@ class Mail:
         """Post a list of objects. ``receiver`` is a rank, or a name that all receivers know."""
         count = self._sent[receiver] = self._sent.get(receiver, -1) + 1
         path = self._path(self._rank, receiver, count)
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with unset_fake_temporarily():
             content = pickle.dumps(list(objects))
         part = path.with_suffix(".part")
         part.write_bytes(content)
@@ -173,7 +173,7 @@ class Mail:
             while not path.exists():
                 time.sleep(0.005)
             self._go_on()
-        with unset_fake_temporarily():  # type: ignore[no-untyped-call]
+        with unset_fake_temporarily():
             objects: list[Any] = pickle.loads(path.read_bytes())
         return objects
 

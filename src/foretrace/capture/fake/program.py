@@ -13,8 +13,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-
-from foretrace.capture.fake import attention, cuda, ddp, devices, environment, kernels, labels, placeholders, process_groups
+from foretrace.capture.fake import (
+    attention,
+    cuda,
+    ddp,
+    devices,
+    environment,
+    kernels,
+    labels,
+    placeholders,
+    process_groups,
+)
 from foretrace.capture.fake.labels import CaptureComplete, Steps
 from foretrace.capture.fake.nodes import CallTree, Node
 from foretrace.capture.fake.patches import Patches
@@ -130,10 +139,9 @@ def _run_script(options: Options) -> int:
     """Run it as ``python script.py args`` would; returns its exit code."""
     script = options.script.resolve()
     with ExitStack() as stack:
-        argv, path = sys.argv, list(sys.path)
-        stack.callback(lambda: (setattr(sys, "argv", argv), sys.path.__setitem__(slice(None), path)))
-        sys.argv = [str(options.script), *options.args]
-        sys.path.insert(0, str(script.parent))
+        patches = stack.enter_context(Patches())
+        patches.replace(sys, "argv", [str(options.script), *options.args])
+        patches.replace(sys, "path", [str(script.parent), *sys.path])
         stack.enter_context(warnings.catch_warnings())
         # No device takes part, so PyTorch's advice on devices is beside the point.
         warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")

@@ -34,7 +34,7 @@ class _Operator:
     is_collective: bool
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records operators into a `CallTree`. Must be entered after (on top of) the fake tensor mode.
 
     Attributes:
@@ -42,7 +42,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, tree: CallTree, numbers: TensorNumbers, report: FakeReport) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tree = tree
         self.numbers = numbers
         self.report = report
@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
         if operator is None:
             operator = self._operators[func] = _described(func)
         tree = self.tree
-        tree.enter_backward(torch._C._current_autograd_node())  # type: ignore[attr-defined]
+        tree.enter_backward(torch._C._current_autograd_node())
         node = tree.new(operator.name)
         node.schema = operator.schema
         node.sequence = self._sequence()
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
 
     def _sequence(self) -> int:
         """The number of the autograd function that was made for the operator that runs now, -1 if none was."""
-        following: int = torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        following: int = torch._C._autograd._get_sequence_nr()
         if following == self._last_sequence:
             return -1
         is_first, self._last_sequence = self._last_sequence < 0, following

@@ -57,10 +57,13 @@ def _flags(values: Any) -> list[Any]:
     return found
 
 
-def _distances(details: dict[str, Any], rank: int) -> list[int]:
+def _distances(details: dict[str, Any], rank: int) -> list[int | bool]:
+    """How far off the peers of a transfer are; of a collective with a root, whether this rank is it."""
     ranks: list[int] = json.loads(details["pg_ranks"])
-    own = ranks.index(rank)
     peers = [details[name] for name in ("src_rank", "dst_rank") if details.get(name, -1) in ranks]
+    if details["collective_name"] not in ("send", "recv"):
+        return [peer == rank for peer in peers]
+    own = ranks.index(rank)
     return [(ranks.index(peer) - own) % len(ranks) for peer in peers]
 
 

@@ -13,8 +13,12 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-# Both are imported while torch is: nothing of the program runs before.
-_WATCHED = {"torch.optim.optimizer": "watch_optimizers", "torch.distributed.distributed_c10d": "watch_groups"}
+# These are imported while torch is: nothing of the program runs before.
+_WATCHED = {
+    "torch.autograd.profiler": "watch_profilers",
+    "torch.optim.optimizer": "watch_optimizers",
+    "torch.distributed.distributed_c10d": "watch_groups",
+}
 
 
 class _WithHook(importlib.abc.Loader):
