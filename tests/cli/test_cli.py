@@ -159,6 +159,25 @@ def test_full_disk_is_an_error(two_ranks: Path) -> None:
     assert re.fullmatch(r"foretrace: [^\n]+\n", done.stderr)
 
 
+# What the pages call train.py: any program that trains, alone or under torchrun.
+TRAIN = """
+import os
+
+import torch
+
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if "RANK" in os.environ:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+for _ in range(14):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if "RANK" in os.environ:
+    torch.distributed.destroy_process_group()
+"""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -174,6 +193,7 @@ def test_documented_commands_and_examples_run(tmp_path: Path, page: Path) -> Non
         (out / f"rank{rank}.json.gz").write_bytes(
             (ROOT / "tests" / "data" / "gloo-ddp" / f"rank{rank}.json.gz").read_bytes()
         )
+    (tmp_path / "train.py").write_text(TRAIN)
     shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
     commands = re.findall(r"^foretrace .*$", shell, re.MULTILINE)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -16,6 +16,7 @@ from foretrace.trace.steps import operator_rows
 Ints = NDArray[np.int64]
 
 _ENOUGH = 0.9  # of the nodes must agree in name for ids to be believed
+_RELATED = 0.4  # of the shorter side must agree in name and order; traces of different programs reach 0.33
 _MOST_PAIRS = 64  # a name that occurs more often says nothing of the distance between ids
 
 
@@ -59,7 +60,7 @@ def join(timeline: Timeline, trace: OperatorTrace) -> Join:
     distance; what is then left by name and order on each thread.
 
     Raises:
-        JoinError: if no node of the trace is in the timeline.
+        JoinError: if the two are of different runs: no node is in the timeline, or too few by name and order alone.
     """
     operators = np.asarray(operator_rows(timeline), np.int64)
     host = timeline.host_rows
@@ -84,10 +85,12 @@ def join(timeline: Timeline, trace: OperatorTrace) -> Join:
     if (by_id[real] < 0).any():
         _by_order(found, rows, names, real)
     is_known = found.event >= 0
-    if not is_known.any():
+    joined, operators_of_trace = int(is_known.sum()), int(real.sum())
+    if not joined or (not how and joined < _RELATED * min(operators_of_trace, len(rows))):
         raise JoinError(
-            f"{timeline.report.path} and {trace.report.path}: none of {int(real.sum())} operators of the execution "
-            f"trace is among the {len(rows)} of the Kineto trace; pass the two files of one run and one rank"
+            f"{timeline.report.path} and {trace.report.path}: {f'only {joined}' if joined else 'none'} of "
+            f"{operators_of_trace} operators of the execution trace {'are' if joined > 1 else 'is'} among the "
+            f"{len(rows)} of the Kineto trace; pass the two files of one run and one rank"
         )
     found.node[found.event[is_known]] = np.flatnonzero(is_known)
     _count_missing(found, rows, names, real)

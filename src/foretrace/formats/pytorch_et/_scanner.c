@@ -413,19 +413,20 @@ static Place closed(Place at, Place end, char bracket)
     return at < end && *at == (unsigned char)bracket ? at + 1 : NULL;
 }
 
-/* Store a number or text; the place after it, NULL if it is not whole or of another kind. */
+/* Store a number or text, one of another kind stays unset; the place after it, NULL if it is not whole. */
 static Place set_member(Scan *scan, int64_t *node, int key, Place at, Place end)
 {
     if (*at == '"') {
         Place close = string_end(at, end);
-        if (!close || key < NUMBERS) return NULL;
-        node[key] = intern(scan, at + 1, close, INSIDE);
+        if (!close) return NULL;
+        if (key >= NUMBERS) node[key] = intern(scan, at + 1, close, INSIDE);
         return close + 1;
     }
     Place stop = value_end(at, end);
-    if (!stop || key >= NUMBERS) return NULL;
+    if (!stop || key >= NUMBERS) return stop;
     if (*at == '[') at = into(at, end); /* a list of parents: the first */
-    return !at || integer(at, end, &node[key]) ? stop : NULL;
+    if (at) integer(at, end, &node[key]);
+    return stop;
 }
 
 /* One {"name": ..., "type": ..., "value": ...}. */
@@ -450,7 +451,7 @@ static Place attribute(Scan *scan, int64_t *node, Place at, Place end, int *key)
     if (!name || !value) return at;
     *key = key_of(name, name_end, MEMBERS, NODE_WIDTH, *key + 1);
     if (*key > 0 && *key < NAME) {
-        set_member(scan, node, *key, value, value_stop); /* one of another kind stays unset */
+        set_member(scan, node, *key, value, value_stop);
         return at;
     }
     int32_t row[EXTRA_WIDTH];

@@ -68,8 +68,9 @@ class SlowScanner:
     def _add(self, node: dict[str, Any]) -> None:
         members, extras = dict(node), []
         members.setdefault("ctrl_deps", node.get("parent", -1))
-        for attribute in node.get("attrs") or ():
-            if {"name", "value"} <= attribute.keys():
+        attributes = node.get("attrs")
+        for attribute in attributes if isinstance(attributes, list) else ():
+            if {"name", "value"} <= attribute.keys() and isinstance(attribute["name"], str):
                 name, value = attribute["name"], attribute["value"]
                 if name in _NUMBERS[1:] or name in _TEXTS[:-1]:
                     members[name] = value
@@ -109,11 +110,11 @@ class SlowScanner:
 
     def _add_tensors(self, value: Any, shape: Any, strides: Any, kind: str) -> int:
         found, element = 0, 0
-        is_plain = kind.startswith("Tensor(")
+        is_plain = _is_tensor(kind)
         stack = [(value, shape, strides, kind)]
         while stack:
             value, shape, strides, kind = stack.pop()
-            if kind.startswith("Tensor("):
+            if _is_tensor(kind):
                 found += self._add_tensor(value, shape, strides, kind[7:-1], -1 if is_plain else element)
                 element += 1
             elif "[" in kind and isinstance(value, list):
@@ -130,7 +131,7 @@ class SlowScanner:
     def _add_tensor(self, value: Any, shape: Any, strides: Any, dtype: str, element: int) -> int:
         if not isinstance(value, list) or len(value) < 6 or not isinstance(value[5], str):
             return 0
-        if not all(isinstance(number, int) for number in value[:5]):
+        if not all(map(_is_whole, value[:5])):
             return 0
         row = (len(self.arguments) // 7, element, *(_wrapped(number) for number in value[:5]))
         self.tensors.extend((*row, self._id(value[5]), self._id(dtype), self._raw(shape), self._raw(strides)))
@@ -158,7 +159,16 @@ def _split(kinds: str) -> list[str]:
 def _number(value: Any, absent: int) -> int:
     if isinstance(value, list):
         value = value[0] if value else absent
-    return _wrapped(value) if isinstance(value, int) and not isinstance(value, bool) else absent
+    return _wrapped(value) if _is_whole(value) else absent
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is a whole number of at most 20 digits, as all numbers of 64 bits are."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**20
+
+
+def _is_tensor(kind: str) -> bool:
+    return kind.startswith("Tensor(") and len(kind) > len("Tensor()")
 
 
 def _wrapped(number: int) -> int:
