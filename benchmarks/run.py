@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import accuracy
+import exchange
 from method import PAIRS, alternate, machine, ratio_of_pairs, run_worker
 
 HERE = Path(__file__).parent
@@ -32,6 +33,9 @@ def main() -> None:
         gigabyte(options.traces),
         engine(),
         linking(options.traces, options.pairs),
+        exchange.conversion(options.traces, options.pairs),
+        exchange.chakra(options.traces),
+        exchange.capture(options.pairs),
     ]
     page = ROOT / "docs" / "benchmarks.md"
     text = (HERE / "page.md").read_text().replace("{machine}", head).replace("{sections}", "\n\n".join(sections))
