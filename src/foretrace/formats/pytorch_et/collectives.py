@@ -47,7 +47,8 @@ def process_groups(trace: OperatorTrace) -> dict[str, ProcessGroup]:
             trace.arguments["value"][trace.first_argument[node] : trace.first_argument[node + 1]]
         )
         for text in values:
-            for entry in _json(_json(text)) or ():
+            entries = _json(_json(text))
+            for entry in entries if isinstance(entries, list) else ():
                 if not isinstance(entry, dict) or "pg_name" not in entry:
                     continue
                 ranks = entry.get("ranks") or ()
@@ -148,10 +149,13 @@ def _text(value: Any) -> str:
 
 def _number(value: Any) -> int:
     """A number, also one in quotes; a list of one (``src_rank`` of some versions) is its item."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     try:
-        return int(value)
+        number = int(value)
     except (TypeError, ValueError, OverflowError):
         return -1
+    return number if abs(number) < 1 << 63 else -1
 
 
 def _json(text: Any) -> Any:

@@ -35,6 +35,7 @@ class SlowScanner:
         self.arguments, self.extras = array("i"), array("i")
         self.texts: list[str] = []
         self._ids: dict[str, int] = {}
+        self._known_place = (0, 0)  # of a character, and of its byte
 
     def scan(self, at: int) -> int:
         """Scan from the inside of the list of nodes on; returns the place after it, -1 if the text ends before."""
@@ -54,7 +55,7 @@ class SlowScanner:
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 for one, length in zip(rows, lengths, strict=True):
                     del one[length:]
-                self.broken.append(at)
+                self.broken.append(self._bytes_before(at))
                 found = _NODE.search(text, at + 1)
                 if not found:
                     return -1
@@ -64,6 +65,12 @@ class SlowScanner:
     def before(self, place: int) -> bytes:
         """The bytes of the text up to a place."""
         return self._text[:place].encode("utf-8", "replace")
+
+    def _bytes_before(self, place: int) -> int:
+        """Their number; places are asked for in ascending order."""
+        known, count = self._known_place
+        self._known_place = place, count + len(self._text[known:place].encode("utf-8", "replace"))
+        return self._known_place[1]
 
     def _add(self, node: dict[str, Any]) -> None:
         members, extras = dict(node), []
