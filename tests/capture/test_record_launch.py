@@ -31,6 +31,7 @@ def test_ranks_of_torchrun(tmp_path: Path) -> None:
         assert document["ranks"][str(rank)]["problems"] == []
 
 
+@pytest.mark.slow
 def test_ranks_of_spawn(tmp_path: Path) -> None:
     done = recorded.capture("-o", tmp_path, "--", *PROGRAM, "spawn", tmp_path / "store")
     assert done.returncode == 0, done.stderr
@@ -39,6 +40,7 @@ def test_ranks_of_spawn(tmp_path: Path) -> None:
         assert [one[0] for one in recorded.collectives(tmp_path, rank)] == ["allreduce", "allreduce"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wait", "active"), [(0, 8), (2, 2), (3, 2), (5, 3)])
 def test_a_program_that_profiles_itself_comes_first(tmp_path: Path, wait: int, active: int) -> None:
     """Before our steps, with them, within them, and after them: its own profile is what it is without us."""

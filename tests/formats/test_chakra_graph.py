@@ -30,7 +30,12 @@ from tests.formats.test_pytorch_et import EXAMPLE, written
 TRACES = (
     *("megatron-tp8-a100/kineto", "train-a100-8gpu-6steps", "train-v100-2gpu-6steps", "train-v100-ns-timestamps"),
     *("train-a100-2gpu-nccl-metadata", "amd-mi300-resnet-8gpu", "cuda-sync-multi-stream"),
-    *("h100-mi300-pairs/h100-gaunernst_bert-small-uncased.json.gz", "resnet50-v100-2021-categories"),
+    *("resnet50-v100-2021-categories", "sampled-128gpu", "b200-eager"),
+    *(
+        f"h100-mi300-pairs/{device}-{model}.json.gz"
+        for device in ("h100", "mi300")
+        for model in ("Qwen_Qwen1.5-0.5B-Chat", "gaunernst_bert-small-uncased")
+    ),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from foretrace.formats.chakra import ChakraTrace
 from foretrace.formats.chakra.arrow_form import load_arrow
 from foretrace.formats.chakra.from_graph import from_graph
 from foretrace.formats.chakra.from_operators import from_operators
+from foretrace.formats.chakra.groups import groups_of
 from foretrace.formats.chakra.read import read_chakra
 from foretrace.formats.detect import detect
 from foretrace.formats.pytorch_et import read_operators
@@ -171,13 +171,4 @@ def _notes(traces: list[ChakraTrace]) -> dict[str, int]:
 
 def group_ranks(traces: Sequence[ChakraTrace]) -> dict[str, list[int]]:
     """Ranks of the process groups that are not all ranks, by name, as ASTRA-sim's group configuration lists them."""
-    found: dict[str, list[int]] = {}
-    for trace in traces:
-        try:
-            listed = json.loads(trace.metadata.get("process_groups") or "[]")
-        except (TypeError, ValueError):
-            continue
-        for group in listed if isinstance(listed, list) else ():
-            if isinstance(group, dict) and group.get("ranks"):
-                found[str(group.get("pg_name"))] = list(group["ranks"])
-    return found
+    return {name: list(ranks) for trace in traces for name, ranks in groups_of(trace).items() if ranks}

@@ -12,6 +12,7 @@ Ints = NDArray[np.int64]
 
 _WINDOW = 12  # names that must agree in a row to propose a place
 _MOST_PLACES = 64  # a run of names that occurs more often proposes nothing
+_MOST_TRIED = 16  # of equally good distances
 _LOOKAHEAD = 200  # names that may be missing in one sequence at one place
 _SURE = 3  # names that must agree after a gap
 
@@ -21,7 +22,8 @@ def align(short: Ints, long: Ints, prefer: Ints | None = None) -> tuple[Ints, in
 
     Both hold the same names in the same order but for gaps; ``long`` may repeat the whole (several steps of a loop).
     Runs of equal names vote for the distance between the two; from the best one on both are walked together, and
-    where they differ the smallest gap is taken after which names agree again.
+    where they differ the smallest gap is taken after which names agree again. Of several best ones that counts which
+    finds the most entries, the first if they are equal.
 
     Args:
         short, long: names as numbers, shapes ``(n,)`` and ``(m,)``.
@@ -36,12 +38,20 @@ def align(short: Ints, long: Ints, prefer: Ints | None = None) -> tuple[Ints, in
     if not len(distances):
         return _walk(short, long, 0, _LOOKAHEAD, _SURE), 1
     best = distances[votes == votes.max()]
-    distance = best[0]
+    tried = best[:_MOST_TRIED]
     if len(best) > 1 and prefer is not None and (prefer >= 0).any():
         at = np.flatnonzero(prefer >= 0)
         agreeing = [int((prefer[at] - at == one).sum()) for one in best.tolist()]
-        distance = best[int(np.argmax(agreeing))]
-    return _walk(short, long, int(distance), _LOOKAHEAD, _SURE), len(best)
+        tried = best[[int(np.argmax(agreeing))]] if max(agreeing) else tried
+    places, most = np.full(len(short), -1, np.int64), 0
+    for distance in tried.tolist():
+        walked = _walk(short, long, distance, _LOOKAHEAD, _SURE)
+        count = int((walked >= 0).sum())
+        if count > most:
+            places, most = walked, count
+        if most == len(short):
+            break
+    return places, len(best)
 
 
 def _votes(short: Ints, long: Ints) -> tuple[Ints, Ints]:

@@ -38,9 +38,10 @@ COMM_TYPE = {
 _PER_RANK = (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
 _COMMUNICATION = (TaskKind.COLLECTIVE, TaskKind.COLLECTIVE_ALONE)
 # What a graph knows and a Chakra trace has no place for.
-_LOST: dict[str, Callable[[ExecutionGraph], int]] = {
-    "edge that was inferred: its confidence": lambda graph: int((graph.edges["confidence"] < 1).sum()),
-    "step border, annotation and Python function of the timeline": lambda graph: _annotations(graph),
+_LOST: dict[str, Callable[[ExecutionGraph, int], int]] = {
+    "edge that was inferred: its confidence": lambda graph, rank: _inferred(graph, rank),
+    "dependency on another rank that is no collective": lambda graph, rank: _between_ranks(graph, rank),
+    "step border, annotation and Python function of the timeline": lambda graph, rank: _annotations(graph, rank),
 }
 
 
@@ -74,11 +75,20 @@ def from_graph(graph: ExecutionGraph, operators: Mapping[int, OperatorTrace] | N
     return [_Rank(graph, rank, members, world, (operators or {}).get(rank)).trace() for rank in graph.ranks]
 
 
-def _annotations(graph: ExecutionGraph) -> int:
+def _inferred(graph: ExecutionGraph, rank: int) -> int:
+    return int(((graph.edges["confidence"] < 1) & (graph.rank[graph.edges["target"]] == rank)).sum())
+
+
+def _between_ranks(graph: ExecutionGraph, rank: int) -> int:
+    source, target = (graph.rank[graph.edges[side]] for side in ("source", "target"))
+    return int(((target == rank) & (source >= 0) & (source != rank)).sum())
+
+
+def _annotations(graph: ExecutionGraph, rank: int) -> int:
     if graph.source is None:
         return 0
-    used = np.unique(graph.tasks["event"])
-    return sum(timeline.num_events for timeline in graph.source) - len(used)
+    event = graph.tasks["event"][graph.rank == rank]
+    return graph.source.rank(rank).num_events - len(np.unique(event[event >= 0]))
 
 
 def _members(graph: ExecutionGraph) -> _Members:
@@ -410,7 +420,7 @@ class _Rank:
         first = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count)))).astype(np.int64)
         texts = [name for name in nodes if name == "name" or name.startswith(("inputs_", "outputs_"))]
         for reason, counted in _LOST.items():
-            self.report.note(f"not in a Chakra trace: {reason}", count=counted(self.graph))
+            self.report.note(f"not in a Chakra trace: {reason}", count=counted(self.graph, self.rank))
         none = np.zeros(count + 1, np.int64), np.empty(0, np.uint32)
         return ChakraTrace(
             Table({name: column[order] for name, column in nodes.items()}, dict.fromkeys(texts, strings)),

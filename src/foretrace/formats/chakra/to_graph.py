@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from foretrace.formats.chakra.columns import Ints
 from foretrace.formats.chakra.from_graph import PRODUCER
+from foretrace.formats.chakra.groups import groups_of
 from foretrace.formats.chakra.trace import ChakraTrace, Dependencies, NodeType, Wire
 from foretrace.trace import (
     EdgeKind,
@@ -46,6 +46,8 @@ _LIKELY = {
     (True, True): (EdgeKind.EVENT_WAIT, EdgeKind.OCCUPANCY),
     (False, False): (EdgeKind.HANDOFF,),
 }
+_SLOTS = ("compute", "communication", "receive")
+_RECEIVES = _SLOTS.index("receive")
 _COMMUNICATION = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 
 
@@ -89,8 +91,13 @@ def to_graph(traces: Sequence[ChakraTrace], dependencies: str = BOTH, coupled: b
         tasks["duration_ns"] = np.where(alone >= 0, alone, transfer)
         tasks, edges = _coupled(parts, tasks, transfer, edges, notes) if coupled else (tasks, edges)
     launched = _launched(tasks, edges, lanes)
-    origin = min((int(part.trace.metadata.get("origin_ns", 0)) for part in parts), default=0)
+    origin = min((_whole(part.trace.metadata.get("origin_ns"), 0) for part in parts), default=0)
     return ExecutionGraph.from_columns(tasks, edges, lanes, strings, launched=launched, origin_ns=origin, notes=+notes)
+
+
+def _whole(value: Any, absent: int) -> int:
+    """A number of a file's metadata, which another program may have written."""
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else absent
 
 
 def _ranks(traces: Sequence[ChakraTrace], notes: Counter[str]) -> list[int]:
@@ -155,15 +162,17 @@ class _Rank:
         stream, device = trace.integers("stream", -1), np.maximum(trace.integers("device", 0), 0)
         thread, process = self._thread_ids(), self._text_ids("process")
         on_stream = ~self.is_cpu & (stream >= 0)
-        in_slot = ~self.is_cpu & ~on_stream
-        communicates = np.isin(self.type, _COMMUNICATION)
-        first = np.select([self.is_cpu, on_stream], [process, device], communicates.astype(np.int64))
-        second = np.select([self.is_cpu, on_stream], [thread, stream], 0)
-        free = np.isin(self.type, (NodeType.COMM_RECV, NodeType.METADATA, NodeType.INVALID)) & (not self.is_ours)
+        # In other programs' files a receive holds up nothing: it may run beside any other.
+        receives = (self.type == NodeType.COMM_RECV) & (not self.is_ours)
+        on_cpu, on_stream = self.is_cpu & ~receives, on_stream & ~receives
+        in_slot = ~on_cpu & ~on_stream
+        slot = np.where(receives, _RECEIVES, np.isin(self.type, _COMMUNICATION))
+        first = np.select([on_cpu, on_stream], [process, device], slot)
+        second = np.select([on_cpu, on_stream], [thread, stream], 0)
+        free = np.isin(self.type, (NodeType.METADATA, NodeType.INVALID)) & (not self.is_ours)
         placed = np.flatnonzero((self.kind != _DELAY) & ~free)
         keys = np.stack((in_slot.astype(np.int64) * 2 + on_stream, first, second), axis=1)[placed]
         distinct, example, which = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        policy = LanePolicy.IN_ORDER if self.is_ours else LanePolicy.PRIORITY
         found = np.full(trace.num_nodes, -1, np.int32)
         # In the order in which the nodes of the file name them.
         order = np.argsort(example, kind="stable")
@@ -171,15 +180,17 @@ class _Rank:
         place[order] = len(lanes) + np.arange(len(distinct), dtype=np.int32)
         found[placed] = place[which.reshape(-1)]
         for what, one, other in distinct[order].tolist():
+            in_order = self.is_ours or (what, one) == (2, _RECEIVES)
+            policy = LanePolicy.IN_ORDER if in_order else LanePolicy.PRIORITY
             lanes.append(GraphLane(self.rank, self._lane(what, one, other), policy))
         return found
 
     def _lane(self, what: int, one: int, other: int) -> Lane:
-        """A thread (0) of a process, a stream (1) of a device, or the slot (2) for compute or communication."""
+        """A thread (0) of a process, a stream (1) of a device, or the slot (2) for a kind of work."""
         if what == 1:
             return Lane(LaneKind.DEVICE_STREAM, str(one), f"stream {other}", one, other)
         if what == 2:
-            name = "communication" if one else "compute"
+            name = _SLOTS[one]
             return Lane(LaneKind.DEVICE_STREAM, str(self.rank), name, 0, one, name=name)
         process = self.trace.strings[one] if one >= 0 else str(self.rank)
         if self.is_ours:
@@ -363,7 +374,7 @@ def _coupled(
 
 def _meetings(parts: list[_Rank], notes: Counter[str]) -> list[Ints]:
     """Rows of the nodes that take part in each collective or transfer between two ranks."""
-    ranks = {part.rank: part for part in parts}
+    ranks = [part.rank for part in parts]
     groups: dict[str, dict[int, Ints]] = {}
     sends: dict[tuple[int, int, int], Ints] = {}
     receives: dict[tuple[int, int, int], Ints] = {}
@@ -373,8 +384,9 @@ def _meetings(parts: list[_Rank], notes: Counter[str]) -> list[Ints]:
         _add_transfers(part, sends, NodeType.COMM_SEND)
         _add_transfers(part, receives, NodeType.COMM_RECV)
     meetings: list[Ints] = []
+    listed = _listed_groups(parts)
     for name, members in groups.items():
-        wanted = _ranks_of(name, parts, ranks)
+        wanted = listed.get(name, set(ranks))
         if set(members) != wanted or len(members) < 2:
             notes["collective of a group whose ranks are not all there: alone"] += sum(map(len, members.values()))
             continue
@@ -417,20 +429,18 @@ def _add_transfers(part: _Rank, found: dict[tuple[int, int, int], Ints], kind: N
     source, target, tag = (part.trace.integers(name, -1)[rows] for name in ("comm_src", "comm_dst", "comm_tag"))
     source = np.where((source < 0) & (kind == NodeType.COMM_SEND), part.rank, source)
     target = np.where((target < 0) & (kind == NodeType.COMM_RECV), part.rank, target)
-    keys = list(zip(source.tolist(), target.tolist(), tag.tolist(), strict=True))
-    for key in dict.fromkeys(keys):
-        found[key] = rows[[at for at, one in enumerate(keys) if one == key]] + part.first
+    by_key: dict[tuple[int, int, int], list[int]] = {}
+    for key, row in zip(zip(source.tolist(), target.tolist(), tag.tolist(), strict=True), rows.tolist(), strict=True):
+        by_key.setdefault(key, []).append(row + part.first)
+    found.update({key: np.array(mine, np.int64) for key, mine in by_key.items()})
 
 
-def _ranks_of(name: str, parts: list[_Rank], ranks: dict[int, _Rank]) -> set[int]:
-    """The members of a group: as any of the files lists them, else all ranks that are there."""
+def _listed_groups(parts: list[_Rank]) -> dict[str, set[int]]:
+    """Members of the groups that any of the files lists; of one without ranks all."""
+    found: dict[str, set[int]] = {}
     for part in parts:
-        try:
-            listed = json.loads(part.trace.metadata.get("process_groups") or "[]")
-        except (TypeError, ValueError):
-            continue
-        for group in listed if isinstance(listed, list) else ():
-            if isinstance(group, dict) and str(group.get("pg_name")) == name:
-                world = part.trace.metadata.get("world_size", len(ranks))
-                return set(group.get("ranks") or range(world))
-    return set(ranks)
+        world = _whole(part.trace.metadata.get("world_size"), len(parts))
+        for name, ranks in groups_of(part.trace).items():
+            if ranks or name not in found:
+                found[name] = set(ranks or range(world))
+    return found
