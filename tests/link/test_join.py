@@ -89,6 +89,7 @@ def test_a_stranger_is_refused(shared: Path) -> None:
         ("simple-add-et-kineto/kineto", "pytorch-et/small-1.0.2"),
         ("h100-mi300-pairs/h100-gaunernst_bert-small-uncased", "linear-rtx2080ti/et"),
         ("train-a100-8gpu-6steps/rank3", "pytorch-et/small-1.0.2"),
+        ("train-a100-8gpu-6steps/rank3", "linear-rtx2080ti/et"),
     ],
 )
 def test_another_run_is_refused_though_it_has_the_same_operators(shared: Path, timeline: str, operators: str) -> None:

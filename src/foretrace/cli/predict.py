@@ -84,7 +84,8 @@ def simulate(
 def _are_chakra(paths: list[Path]) -> bool:
     """Whether the paths are Chakra ETs; anything else is read as traces, whose reader says what is wrong."""
     if not any(path.name.endswith((".et", ".et.gz", ".arrow", ".json", ".json.gz")) for path in paths):
-        return any(path.is_dir() and any(path.glob("*.et")) for path in paths)
+        inside = (one.name for path in paths if path.is_dir() for one in path.iterdir())
+        return any(name.endswith((".et", ".et.gz")) for name in inside)
     from foretrace.formats.detect import detect
 
     files = [path for path in paths if path.is_file()]

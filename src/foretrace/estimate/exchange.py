@@ -93,7 +93,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(_SUFFIXES))
-            inside = [one for one in inside if one.name != "job.json"]
+            inside = [one for one in inside if one.name != "job.json" and not one.name.endswith(".groups.json")]
             if not inside:
                 raise FormatError(str(path), "no trace in this folder", f"name files ({', '.join(_SUFFIXES)})")
             found += inside

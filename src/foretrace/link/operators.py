@@ -16,7 +16,7 @@ from foretrace.trace.steps import operator_rows
 Ints = NDArray[np.int64]
 
 _ENOUGH = 0.9  # of the nodes must agree in name for ids to be believed
-_RELATED = 0.4  # of the shorter side must agree in name and order; traces of different programs reach 0.33
+_RELATED = 0.6  # of the shorter side must agree in name and order; recorded traces of different programs reach 0.51
 _MOST_PAIRS = 64  # a name that occurs more often says nothing of the distance between ids
 
 
