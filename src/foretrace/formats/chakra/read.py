@@ -47,7 +47,7 @@ def read_chakra(source: PathLike | Source, on_bytes: Callable[[int], None] | Non
     except OSError as error:
         name = source.name if isinstance(source, Source) else str(source)
         raise FormatError(name, error.strerror or str(error), "check the path and its permissions") from None
-    trace.rank = _rank(found.name)
+    trace.rank = rank_in_name(found.name)
     return trace
 
 
@@ -105,7 +105,8 @@ class _Stream:
         return bytes(found)
 
 
-def _rank(name: str) -> int:
+def rank_in_name(name: str) -> int:
+    """The rank that a file name states (``x.3.et`` is 3), -1 for none."""
     found = _RANK_IN_NAME.search(name)
     return int(found[1]) if found and int(found[1]) < 1 << 31 else -1
 
