@@ -19,7 +19,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(f"Python 3.11 or later is needed, this is {v}; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/foretrace/formats/*.c src/foretrace/formats/*/*.c) | $(BIN)/python
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/foretrace/formats/*.c src/foretrace/formats/*/*.c src/foretrace/simulate/*/*.c) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,pandas,polars,dev]'
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""The compiled parts: scanners and writers of text. Without a C compiler the install goes on without them."""
+"""The compiled parts: scanners and writers of text, and the cluster engine. Without a C compiler the install goes on without them."""
 
 from setuptools import Extension, setup
 
@@ -9,6 +9,7 @@ setup(
             "foretrace.formats._scanner",
             "foretrace.formats.pytorch_et._scanner",
             "foretrace.formats.chakra._arguments",
+            "foretrace.simulate.cluster._engine",
         )
     ]
 )

@@ -16,10 +16,18 @@ from foretrace.cli.options import AsJson, Cache, Paths, print_json
 from foretrace.trace.graph import GraphError
 
 PANEL = "Predict"
+MACHINE = "On a machine"
 Html = Annotated[Path | None, typer.Option(help="Write a self-contained page.")]
 Perfetto = Annotated[
     Path | None, typer.Option(help="Write measured and simulated timelines for ui.perfetto.dev (.json or .json.gz).")
 ]
+
+
+class Fidelity(enum.StrEnum):
+    """How a machine is simulated."""
+
+    astra = "astra"
+    congestion = "astra-congestion"
 
 
 class Dependencies(enum.StrEnum):
@@ -59,10 +67,51 @@ def simulate(
     html: Html = None,
     perfetto: Perfetto = None,
     cache: Cache = False,
+    network: Annotated[
+        Path | None, typer.Option(rich_help_panel=MACHINE, help="Simulate ETs on a machine: ASTRA-sim's network.yml.")
+    ] = None,
+    system: Annotated[Path | None, typer.Option(rich_help_panel=MACHINE, help="ASTRA-sim's system.json.")] = None,
+    memory: Annotated[Path | None, typer.Option(rich_help_panel=MACHINE, help="Its remote memory file.")] = None,
+    comm_groups: Annotated[
+        Path | None, typer.Option(rich_help_panel=MACHINE, help="Its communicator groups: {number: [ranks]}.")
+    ] = None,
+    fidelity: Annotated[
+        Fidelity, typer.Option(rich_help_panel=MACHINE, help="Whether messages queue for links.")
+    ] = Fidelity.astra,
+    queues_per_dim: Annotated[int, typer.Option(rich_help_panel=MACHINE, min=1, help="Queues of a dimension.")] = 1,
+    injection_scale: Annotated[
+        float, typer.Option(rich_help_panel=MACHINE, min=0, help="Factor of the endpoint delay.")
+    ] = 1.0,
+    rendezvous: Annotated[
+        bool, typer.Option("--rendezvous", rich_help_panel=MACHINE, help="Messages ask before they go.")
+    ] = False,
+    per_rank: Annotated[
+        bool, typer.Option("--per-rank", rich_help_panel=MACHINE, help="List the ranks of more than 1,024, too.")
+    ] = False,
+    fold: Annotated[
+        bool, typer.Option(rich_help_panel=MACHINE, help="Simulate ranks that provably do the same once.")
+    ] = True,
+    phases_at_once: Annotated[
+        bool, typer.Option(rich_help_panel=MACHINE, help="Evaluate phases by formula where that is exact.")
+    ] = True,
 ) -> None:
-    """Run traces or Chakra ETs again from their dependencies: reproduction error, copied share, what was inferred."""
+    """Run traces or Chakra ETs again from their dependencies, or ETs on a machine (--network, --system)."""
     from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
 
+    if network is not None or system is not None:
+        from foretrace.cli import cluster
+
+        cluster.simulate(
+            cluster.Files(paths, network, system, memory, comm_groups),
+            cluster.Choices(fidelity.value, queues_per_dim, injection_scale, rendezvous, fold, phases_at_once),
+            cluster.Outputs(as_json, per_rank, html, perfetto),
+            {"--scale": bool(scale), "--alone": alone, "--dependencies": dependencies is not Dependencies.both},
+        )
+        return
+    given = {"--memory": memory, "--comm-groups": comm_groups, "--rendezvous": rendezvous, "--per-rank": per_rank}
+    for option, value in given.items():
+        if value:
+            raise FormatError(option, "it belongs to a machine", "name one with --network and --system")
     factors = _factors(scale)
     for target in (html, perfetto):
         check_writable(target)

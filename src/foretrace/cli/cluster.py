@@ -1,0 +1,134 @@
+"""``foretrace simulate`` on a machine: Chakra ETs on a network, with ASTRA-sim's answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+from foretrace import FormatError
+from foretrace.cli import show
+from foretrace.cli.files import check_writable, write_atomically
+from foretrace.cli.options import print_json
+from foretrace.report.summary import milliseconds
+
+DEADLOCK = 4  # exit code
+_MOST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is simulated, and the machine's files."""
+
+    paths: list[Path]
+    network: Path | None
+    system: Path | None
+    memory: Path | None
+    groups: Path | None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How it is simulated."""
+
+    fidelity: str
+    queues: int
+    injection_scale: float
+    rendezvous: bool
+    fold: bool
+    phases_at_once: bool
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the answer goes."""
+
+    as_json: bool
+    per_rank: bool
+    html: Path | None
+    perfetto: Path | None
+
+
+def simulate(files: Files, choices: Choices, outputs: Outputs, others: dict[str, bool]) -> None:
+    """Simulate ETs on a machine; exit code 4 on a deadlock.
+
+    Args:
+        files, choices, outputs: the options.
+        others: options that have no meaning on a machine, and whether they were given.
+    """
+    from foretrace.report.cluster import cluster_document, cluster_findings
+
+    for option, is_given in others.items():
+        if is_given:
+            raise FormatError(option, "it has no meaning on a machine", "leave it out, or leave out --network")
+    if files.network is None or files.system is None:
+        missing = "--system" if files.system is None else "--network"
+        raise FormatError(missing, "a machine needs both a network and a system", f"give {missing} FILE, too")
+    for target in (outputs.html, outputs.perfetto):
+        check_writable(target)
+    simulation, warnings = _simulated(files, choices)
+    with show.working("writing the answer"):
+        document = cluster_document(simulation, choices.fidelity, outputs.per_rank, warnings)
+        _write(simulation, outputs)
+    if outputs.as_json:
+        print_json(document)
+    else:
+        _show(document, cluster_findings(document))
+    if document["deadlock"]:
+        raise typer.Exit(DEADLOCK)
+
+
+def _simulated(files: Files, choices: Choices) -> tuple[Any, dict[str, int]]:
+    from foretrace.estimate.cluster import read_machine, simulate_files
+    from foretrace.simulate.cluster import Options
+
+    assert files.network is not None and files.system is not None
+    machine = read_machine(files.network, files.system, files.memory, files.groups, choices.injection_scale)
+    options = Options(
+        queues=choices.queues,
+        rendezvous=choices.rendezvous,
+        congestion=choices.fidelity == "astra-congestion",
+        phases_at_once=choices.phases_at_once,
+        fold=choices.fold,
+    )
+    with show.working("simulating"):
+        return simulate_files(files.paths, machine, options), dict(machine.notes)
+
+
+def _write(simulation: Any, outputs: Outputs) -> None:
+    if outputs.perfetto is not None:
+        from foretrace.formats.perfetto import write
+
+        write(simulation.job(), outputs.perfetto)
+        show.note(f"wrote {outputs.perfetto}; open it in ui.perfetto.dev")
+    if outputs.html is not None:
+        from foretrace.report.page import analysis_page
+        from foretrace.report.summary import analysis
+
+        job = simulation.job()
+        write_atomically(outputs.html, analysis_page(job, analysis(job)).encode())
+        show.note(f"wrote {outputs.html}")
+
+
+def _show(document: dict[str, Any], findings: list[str]) -> None:
+    for finding in findings:
+        show.out.print(f"- {escape(finding)}", highlight=False)
+    table = show.new_table("Ranks", "rank", "finish", "exposed communication")
+    for row in document["ranks"][:_MOST_ROWS]:
+        is_done = row["finish_ns"] is not None
+        exposed = row["exposed_communication_ns"]
+        # ASTRA-sim's figure wraps around where computation overlaps.
+        text = "" if exposed is None else milliseconds(exposed if exposed < 1 << 63 else exposed - (1 << 64))
+        table.add_row(str(row["rank"]), milliseconds(row["finish_ns"]) if is_done else "never", text)
+    if document["ranks"]:
+        show.out.print(table)
+    rest = document["summary"]["ranks"] - min(len(document["ranks"]), _MOST_ROWS)
+    if rest:
+        show.out.print(f"  {rest:,} more ranks (--json --per-rank lists all)", highlight=False)
+    for kind, notes in (("note", document["notes"]), ("the machine's files", document["warnings"])):
+        for text, count in notes.items():
+            show.out.print(f"  {kind}: {escape(str(text))}: {json.dumps(count)}", highlight=False)

@@ -1,0 +1,125 @@
+"""From files to a simulated cluster: Chakra ETs of a job, and ASTRA-sim's files that describe the machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foretrace.formats.chakra.read import rank_in_name
+from foretrace.formats.chakra.read_many import read_workload
+from foretrace.machine import astra
+from foretrace.machine.network import Network
+from foretrace.machine.system import RemoteMemory, System
+from foretrace.simulate.cluster import ClusterSimulation, Options, simulate_workload
+from foretrace.trace import FormatError, GraphError
+from foretrace.trace.workload import Workload
+
+_SUFFIXES = (".et", ".et.gz")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as its files describe it.
+
+    Attributes:
+        network, system, memory: see `foretrace.machine`.
+        groups: members of numbered groups, None without a file of them.
+        groups_path: that file, for messages.
+        notes: keys without effect, counted.
+    """
+
+    network: Network
+    system: System
+    memory: RemoteMemory
+    groups: dict[int, list[int]] | None = None
+    groups_path: str = "the groups' file"
+    notes: Counter[str] = field(default_factory=Counter)
+
+
+def read_machine(
+    network: Path,
+    system: Path,
+    memory: Path | None = None,
+    groups: Path | None = None,
+    injection_scale: float = 1.0,
+) -> Machine:
+    """Read ASTRA-sim's files.
+
+    Args:
+        network, system, memory, groups: ``network.yml``, ``system.json``, remote memory and communicator groups.
+        injection_scale: factor of the endpoint delay.
+
+    Raises:
+        FormatError: naming file, key and remedy.
+    """
+    notes: Counter[str] = Counter()
+    found = astra.read_network(network, notes)
+    layer = astra.read_system(system, len(found.dimensions), injection_scale, notes)
+    astra.check(found, layer, system)
+    remote = astra.read_memory(memory, notes) if memory else RemoteMemory()
+    members = astra.read_groups(groups, found.num_ranks, notes) if groups else None
+    return Machine(found, layer, remote, members, str(groups or "the groups' file"), notes)
+
+
+def chakra_files(paths: Sequence[Path]) -> list[Path]:
+    """ETs of a job in the order of their ranks; a folder stands for the ETs in it.
+
+    Raises:
+        FormatError: if a file does not say its rank, or a rank is missing or there twice.
+    """
+    files = [one for path in paths for one in (_inside(path) if path.is_dir() else [path])]
+    if len(files) == 1:
+        return files
+    by_rank: dict[int, Path] = {}
+    for path in files:
+        rank = rank_in_name(path.name)
+        if rank < 0:
+            raise FormatError(
+                str(path), "its name does not say its rank", "name the files PREFIX.0.et, PREFIX.1.et, ..."
+            )
+        if rank in by_rank:
+            raise FormatError(
+                str(path), f"rank {rank} is there twice, as {by_rank[rank]} too", "give one job at a time"
+            )
+        by_rank[rank] = path
+    for rank in range(len(by_rank)):
+        if rank not in by_rank:
+            raise FormatError(str(files[0].parent), f"the ET of rank {rank} is missing", "give one a rank, from rank 0")
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    found = [path for path in folder.iterdir() if path.name.endswith(_SUFFIXES)]
+    if not found:
+        raise FormatError(str(folder), "no Chakra ET in this folder", f"name files ({', '.join(_SUFFIXES)})")
+    return found
+
+
+def read_cluster_workload(
+    paths: Sequence[Path], machine: Machine, on_bytes: Callable[[int], None] | None = None
+) -> Workload:
+    """The workload of ETs for a machine; a single one serves for every rank.
+
+    Raises:
+        FormatError: if files are missing or cannot be used.
+    """
+    files = chakra_files(paths)
+    return read_workload(files, machine.network.num_ranks, machine.groups, machine.groups_path, on_bytes)
+
+
+def simulate_files(paths: Sequence[Path], machine: Machine, options: Options | None = None) -> ClusterSimulation:
+    """Simulate ETs on a machine.
+
+    Raises:
+        FormatError: where the files cannot be used, or ask for what the machine does not have.
+    """
+    workload = read_cluster_workload(paths, machine)
+    try:
+        return simulate_workload(workload, machine.network, machine.system, machine.memory, options)
+    except GraphError as error:
+        text = str(error)
+        path = next((path for path in workload.paths if text.startswith(f"{path}: ")), "")
+        problem = text.removeprefix(f"{path}: ") if path else text
+        raise FormatError(path or str(paths[0]), problem, "change the workload or the machine's files") from None

@@ -1,0 +1,6 @@
+"""The cluster simulator: a workload on a network of many ranks, with ASTRA-sim's answers."""
+
+from foretrace.simulate.cluster.lower import Options
+from foretrace.simulate.cluster.simulation import ClusterSimulation, simulate_workload
+
+__all__ = ["ClusterSimulation", "Options", "simulate_workload"]

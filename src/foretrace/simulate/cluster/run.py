@@ -1,0 +1,75 @@
+"""`run_plan`: a plan through the compiled engine, or the plain one where that is missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from foretrace.simulate.cluster.fold import Fold, fold
+from foretrace.simulate.cluster.plan import Outcome, Plan
+
+try:
+    _engine: Any = importlib.import_module("foretrace.simulate.cluster._engine")
+except ImportError:  # no C compiler where it was installed
+    _engine = None
+
+_WAITING = ("rank", "node", "stream", "dimension", "phase", "received", "posted_from")
+
+
+def nodes_of_ranks(plan: Plan) -> Any:
+    """How many nodes each rank runs, shape ``(ranks,)``; 0 for a rank that another one stands for."""
+    sizes = np.append(np.diff(plan.first_node), 0)
+    return sizes[plan.program_of]
+
+
+def empty_outcome(plan: Plan) -> Outcome:
+    """An outcome in which nothing has happened."""
+    ranks, states = plan.num_ranks, int(nodes_of_ranks(plan).sum())
+    wires = np.where(plan.topology == 1, plan.size, 2)
+    links = int(ranks * wires.sum()) if plan.congestion else 0
+    return Outcome(
+        finish=np.full(ranks, -1, np.int64),
+        computed=np.zeros(ranks, np.int64),
+        start=np.full(states, -1, np.int64),
+        end=np.full(states, -1, np.int64),
+        waiting={name: np.empty(0, np.int64) for name in _WAITING},
+        link_bytes=np.zeros(links, np.int64),
+        link_busy=np.zeros(links, np.int64),
+    )
+
+
+def run_plan(plan: Plan, can_fold: bool = True) -> Outcome:
+    """Simulate; with ``can_fold`` ranks that provably do the same are simulated once, and the outcome is unfolded."""
+    if _engine is None:
+        from foretrace.simulate.cluster.plain import run
+
+        return run(plan)
+    folded = fold(plan) if can_fold else None
+    if folded is not None and (outcome := _run(folded.apply(plan), folded)) is not None:
+        return _unfolded(plan, folded, outcome)
+    outcome = _run(plan, None)
+    if outcome is None:
+        raise RuntimeError("the engine gave up a fold where there was none")
+    return outcome
+
+
+def _run(plan: Plan, folded: Fold | None) -> Outcome | None:
+    """The outcome of a plan; None if ranks that were folded turn out to differ."""
+    outcome = empty_outcome(plan)
+    found = _engine.run(plan, folded, outcome)
+    if found is None:
+        return None
+    waiting = np.array(found[0], np.int64).reshape(-1, len(_WAITING))
+    outcome.waiting = {name: waiting[:, i] for i, name in enumerate(_WAITING)}
+    outcome.messages = found[1]
+    return outcome
+
+
+def _unfolded(plan: Plan, folded: Fold, outcome: Outcome) -> Outcome:
+    """What was found of those that stand for others, for all ranks."""
+    represent = folded.represent
+    outcome.finish, outcome.computed = outcome.finish[represent], outcome.computed[represent]
+    outcome.represent = represent
+    return outcome
