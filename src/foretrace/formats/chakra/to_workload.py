@@ -29,6 +29,7 @@ _KIND_OF_TYPE = {
     NodeType.COMM_RECV: WorkKind.RECEIVE,
     NodeType.COMM_COLL: WorkKind.COLLECTIVE,
 }
+_IS_INTEGER = np.isin(np.arange(max(Wire) + 1), list(INTEGER_WIRES))
 _ABSENT = np.iinfo(np.int64).min
 _COMPARED = ("id", "kind", "on_host", "duration_ns", "flops", "bytes", "collective", "tag", "slot", "priority",
              "dimensions")  # fmt: skip
@@ -290,7 +291,7 @@ class _Columns:
         rows = self.trace.attribute_rows(name)
         wires = self.trace.attributes["wire"][rows]
         found = np.full(self.trace.num_nodes, absent, np.int64)
-        is_integer = np.isin(wires, list(INTEGER_WIRES))
+        is_integer = _IS_INTEGER[wires]
         found[self._node[rows[is_integer]]] = self.trace.attributes["value"][rows[is_integer]]
         found = found[self.order]
         if not is_integer.all() and needed is not None:
@@ -312,7 +313,7 @@ class _Columns:
         wires = self.trace.attributes["wire"][rows]
         is_text = wires == Wire.STRING
         ids[self._node[rows[is_text]]] = self.trace.attributes["value"][rows[is_text]]
-        for row in rows[np.isin(wires, list(INTEGER_WIRES))]:
+        for row in rows[_IS_INTEGER[wires]]:
             ids[self._node[row]] = self.trace.strings.intern(str(int(self.trace.attributes["value"][row])))
         return ids[self.order]
 
