@@ -29,6 +29,8 @@ class Files:
     system: Path | None
     memory: Path | None
     groups: Path | None
+    machine: Path | None
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,10 @@ def simulate(files: Files, choices: Choices, outputs: Outputs, others: dict[str,
     for option, is_given in others.items():
         if is_given:
             raise FormatError(option, "it has no meaning on a machine", "leave it out, or leave out --network")
-    if files.network is None or files.system is None:
+    if files.machine is not None:
+        if files.network or files.system or files.memory:
+            raise FormatError("--machine", "it has a network, a system and memory of its own", "leave those out")
+    elif files.network is None or files.system is None:
         missing = "--system" if files.system is None else "--network"
         raise FormatError(missing, "a machine needs both a network and a system", f"give {missing} FILE, too")
     for target in (outputs.html, outputs.perfetto):
@@ -83,11 +88,10 @@ def simulate(files: Files, choices: Choices, outputs: Outputs, others: dict[str,
 
 
 def _simulated(files: Files, choices: Choices) -> tuple[Any, dict[str, int]]:
-    from foretrace.estimate.cluster import read_machine, simulate_files
+    from foretrace.estimate.cluster import simulate_files
     from foretrace.simulate.cluster import Options
 
-    assert files.network is not None and files.system is not None
-    machine = read_machine(files.network, files.system, files.memory, files.groups, choices.injection_scale)
+    machine = _machine(files, choices)
     options = Options(
         queues=choices.queues,
         rendezvous=choices.rendezvous,
@@ -97,6 +101,15 @@ def _simulated(files: Files, choices: Choices) -> tuple[Any, dict[str, int]]:
     )
     with show.working("simulating"):
         return simulate_files(files.paths, machine, options), dict(machine.notes)
+
+
+def _machine(files: Files, choices: Choices) -> Any:
+    from foretrace.estimate.cluster import count_ranks, read_machine, read_own_machine
+
+    if files.machine is not None:
+        return read_own_machine(files.machine, files.dtype, count_ranks(files.paths), files.groups)
+    assert files.network is not None and files.system is not None
+    return read_machine(files.network, files.system, files.memory, files.groups, choices.injection_scale)
 
 
 def _write(simulation: Any, outputs: Outputs) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from foretrace import FormatError, __version__
-from foretrace.cli import capture, convert, lint, predict, show
+from foretrace.cli import capture, convert, generate, lint, predict, show
 from foretrace.cli.files import check_writable, read_job, write_atomically
 from foretrace.cli.options import AsJson, Cache, NoPython, Paths, print_json
 
@@ -149,6 +149,7 @@ def diff(
 app.command(rich_help_panel=predict.PANEL)(predict.simulate)
 app.command("critical-path", rich_help_panel=predict.PANEL)(predict.critical_path)
 app.command(rich_help_panel=predict.PANEL)(predict.validate)
+app.command(rich_help_panel=generate.PANEL)(generate.generate)
 app.command(rich_help_panel=convert.PANEL)(convert.convert)
 app.command(rich_help_panel=convert.PANEL)(lint.lint)
 # What follows the program belongs to it.

@@ -75,6 +75,10 @@ def simulate(
     comm_groups: Annotated[
         Path | None, typer.Option(rich_help_panel=MACHINE, help="Its communicator groups: {number: [ranks]}.")
     ] = None,
+    machine: Annotated[
+        Path | None, typer.Option(rich_help_panel=MACHINE, help="Our own machine.yaml, or a preset's name.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(rich_help_panel=MACHINE, help="Whose peak of a --machine counts.")] = "bfloat16",
     fidelity: Annotated[
         Fidelity, typer.Option(rich_help_panel=MACHINE, help="Whether messages queue for links.")
     ] = Fidelity.astra,
@@ -98,11 +102,11 @@ def simulate(
     """Run traces or Chakra ETs again from their dependencies, or ETs on a machine (--network, --system)."""
     from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
 
-    if network is not None or system is not None:
+    if network is not None or system is not None or machine is not None:
         from foretrace.cli import cluster
 
         cluster.simulate(
-            cluster.Files(paths, network, system, memory, comm_groups),
+            cluster.Files(paths, network, system, memory, comm_groups, machine, dtype),
             cluster.Choices(fidelity.value, queues_per_dim, injection_scale, rendezvous, fold, phases_at_once),
             cluster.Outputs(as_json, per_rank, html, perfetto),
             {"--scale": bool(scale), "--alone": alone, "--dependencies": dependencies is not Dependencies.both},
@@ -111,7 +115,7 @@ def simulate(
     given = {"--memory": memory, "--comm-groups": comm_groups, "--rendezvous": rendezvous, "--per-rank": per_rank}
     for option, value in given.items():
         if value:
-            raise FormatError(option, "it belongs to a machine", "name one with --network and --system")
+            raise FormatError(option, "it belongs to a machine", "name one: --network and --system, or --machine")
     factors = _factors(scale)
     for target in (html, perfetto):
         check_writable(target)

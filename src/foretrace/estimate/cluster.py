@@ -1,4 +1,4 @@
-"""From files to a simulated cluster: Chakra ETs of a job, and ASTRA-sim's files that describe the machine."""
+"""From files to a simulated cluster: ETs of a job or a description of one, and the files that describe the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 from foretrace.formats.chakra.read import rank_in_name
 from foretrace.formats.chakra.read_many import read_workload
+from foretrace.generate.description import SUFFIXES, read_description
 from foretrace.machine import astra
+from foretrace.machine.cluster import read_cluster
 from foretrace.machine.network import Network
 from foretrace.machine.system import RemoteMemory, System
 from foretrace.simulate.cluster import ClusterSimulation, Options, simulate_workload
@@ -63,6 +65,50 @@ def read_machine(
     return Machine(found, layer, remote, members, str(groups or "the groups' file"), notes)
 
 
+def read_own_machine(path: Path, dtype: str, num_ranks: int | None = None, groups: Path | None = None) -> Machine:
+    """Read a machine of our own description.
+
+    Args:
+        path: a YAML file, or the name of a preset.
+        dtype: whose peak counts.
+        num_ranks: as many devices are taken: whole nodes are added or left out, which is noted.
+        groups: communicator groups.
+
+    Raises:
+        FormatError: naming file, key and remedy.
+    """
+    notes: Counter[str] = Counter()
+    cluster = read_cluster(path)
+    try:
+        if num_ranks is not None and num_ranks != cluster.num_devices:
+            nodes, rest = divmod(num_ranks, cluster.devices_per_node)
+            if rest:
+                raise ValueError(f"{num_ranks} ranks do not fill nodes of {cluster.devices_per_node} devices")
+            cluster = cluster.resized(nodes)
+            notes[f"nodes taken to hold {num_ranks} ranks"] = nodes
+        network, system = cluster.network(notes), cluster.system(dtype, None, notes)
+    except ValueError as error:
+        raise FormatError(str(path), str(error), "choose another machine or number of ranks") from None
+    members = astra.read_groups(groups, network.num_ranks, notes) if groups else None
+    return Machine(network, system, cluster.memory, members, str(groups or "the groups' file"), notes)
+
+
+def count_ranks(paths: Sequence[Path]) -> int | None:
+    """Ranks that files state by themselves: one an ET, or as a description says; None for a single ET.
+
+    Raises:
+        FormatError: as `chakra_files` and `read_description`.
+    """
+    if _is_description(paths):
+        return read_description(paths[0]).plan.world_size
+    files = chakra_files(paths)
+    return len(files) if len(files) > 1 else None
+
+
+def _is_description(paths: Sequence[Path]) -> bool:
+    return len(paths) == 1 and paths[0].name.endswith(SUFFIXES)
+
+
 def chakra_files(paths: Sequence[Path]) -> list[Path]:
     """ETs of a job in the order of their ranks; a folder stands for the ETs in it.
 
@@ -100,11 +146,13 @@ def _inside(folder: Path) -> list[Path]:
 def read_cluster_workload(
     paths: Sequence[Path], machine: Machine, on_bytes: Callable[[int], None] | None = None
 ) -> Workload:
-    """The workload of ETs for a machine; a single one serves for every rank.
+    """The workload of ETs for a machine, a single one for every rank; or of a description (see `read_description`).
 
     Raises:
         FormatError: if files are missing or cannot be used.
     """
+    if _is_description(paths):
+        return read_description(paths[0]).workload()
     files = chakra_files(paths)
     return read_workload(files, machine.network.num_ranks, machine.groups, machine.groups_path, on_bytes)
 

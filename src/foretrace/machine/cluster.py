@@ -145,6 +145,7 @@ class Cluster:
             memory_bytes_per_s=self.device.memory_bytes_per_s,
             peak_flops_per_s=self.device.peak(dtype),
             roofline=True,
+            recorded_without_costs=True,
         )
 
     def algorithms(self, kind: CollectiveKind, size_bytes: int | None = None) -> tuple[Algorithm, ...]:

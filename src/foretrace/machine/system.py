@@ -65,6 +65,7 @@ class System:
         memory_bytes_per_s: bandwidth of the rank's own memory; None where not given.
         peak_flops_per_s: of the rank; None where not given.
         roofline: durations come from FLOPs and bytes instead of the recording.
+        recorded_without_costs: work whose FLOPs or bytes are not known takes its recorded duration; else it is refused.
         replay_only: every node takes its recorded duration, communication too.
     """
 
@@ -77,6 +78,7 @@ class System:
     memory_bytes_per_s: float | None = None
     peak_flops_per_s: float | None = None
     roofline: bool = False
+    recorded_without_costs: bool = False
     replay_only: bool = False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from foretrace.trace.workload import Workload
 _LARGE_BYTES = 1 << 22  # files from this size on are read one by one
 _BATCH_BYTES = 1 << 26
 _NO_ID = (1 << 64) - 1
+_MESSAGE = re.compile(rb"comm_(?:src|dst)")  # a send or receive, whose rank may be told by the file alone
 _SEPARATOR = bytes((11, 8, *([255] * 9), 1))  # a node with id 2^64 - 1, between files
 
 
@@ -56,7 +58,7 @@ def _batches(paths: Sequence[Path], ranks: list[list[int]], on_bytes: Callable[[
             continue
         if on_bytes:
             on_bytes(len(content))
-        if content in index:
+        if content in index and not _MESSAGE.search(content):
             batch[index[content]].ranks.extend(mine)
             continue
         index[content] = len(batch)

@@ -150,6 +150,8 @@ def _roofline(
     if not system.memory_bytes_per_s or not system.peak_flops_per_s:
         raise GraphError("a roofline needs local-mem-bw and peak-perf in the system's file")
     flops, size = program.nodes["flops"], program.nodes["bytes"]
+    if system.recorded_without_costs:
+        computes = computes & (flops > 0) & (size > 0)
     for row in np.flatnonzero(computes & ((flops < 0) | (size < 0)))[:1]:
         raise GraphError(f"{path}{program.describe(row)} has no num_ops or no tensor_size, which a roofline needs")
     for row in np.flatnonzero(computes & (flops == 0) & (size > 0))[:1]:
