@@ -17,6 +17,7 @@ from foretrace.cli.options import print_json
 from foretrace.report.summary import milliseconds
 
 DEADLOCK = 4  # exit code
+FAIR = "fair"
 _MOST_ROWS = 16
 
 
@@ -31,6 +32,7 @@ class Files:
     groups: Path | None
     machine: Path | None
     dtype: str
+    others: list[Path]
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,48 @@ class Choices:
 
 
 @dataclass(frozen=True)
+class FairChoices:
+    """What only the fluid fidelity knows."""
+
+    stragglers: list[str]
+    jitter: float
+    seed: int
+    slowdown: float
+    link_slowdown: float
+    slots: int | None
+    faults: list[str]
+
+    def given(self) -> list[str]:
+        """Options that were given."""
+        options = {
+            "--straggler": self.stragglers,
+            "--jitter": self.jitter,
+            "--seed": self.seed,
+            "--slowdown": self.slowdown,
+            "--link-slowdown": self.link_slowdown,
+            "--communication-slots": self.slots,
+            "--fail": self.faults,
+        }
+        return [option for option, value in options.items() if value]
+
+    def conditions(self) -> Any:
+        """As the simulation takes them."""
+        from foretrace.simulate.cluster import Conditions
+
+        speed: dict[int, float] = {}
+        for text in self.stragglers:
+            rank, _, factor = text.partition("=")
+            try:
+                speed[int(rank)] = float(factor)
+            except ValueError:
+                raise FormatError("--straggler", f"{text!r} is no RANK=SPEED", "write for example 3=0.8") from None
+            if not 0 < speed[int(rank)] < 1e6:
+                raise FormatError("--straggler", f"speed {factor} of rank {rank}", "give a number above 0, 1 is normal")
+        parts = self.jitter, self.seed, self.slowdown, self.link_slowdown, self.slots, tuple(self.faults)
+        return Conditions(speed, *parts)
+
+
+@dataclass(frozen=True)
 class Outputs:
     """Where the answer goes."""
 
@@ -55,14 +99,14 @@ class Outputs:
     perfetto: Path | None
 
 
-def simulate(files: Files, choices: Choices, outputs: Outputs, others: dict[str, bool]) -> None:
+def simulate(files: Files, choices: Choices, fair: FairChoices, outputs: Outputs, others: dict[str, bool]) -> None:
     """Simulate ETs on a machine; exit code 4 on a deadlock.
 
     Args:
-        files, choices, outputs: the options.
+        files, choices, fair, outputs: the options.
         others: options that have no meaning on a machine, and whether they were given.
     """
-    from foretrace.report.cluster import cluster_document, cluster_findings
+    from foretrace.report.cluster import cluster_document, cluster_findings, jobs_of
 
     for option, is_given in others.items():
         if is_given:
@@ -75,9 +119,15 @@ def simulate(files: Files, choices: Choices, outputs: Outputs, others: dict[str,
         raise FormatError(missing, "a machine needs both a network and a system", f"give {missing} FILE, too")
     for target in (outputs.html, outputs.perfetto):
         check_writable(target)
-    simulation, warnings = _simulated(files, choices)
+    if choices.fidelity != FAIR and fair.given():
+        raise FormatError(fair.given()[0], f"it needs --fidelity {FAIR}", "leave it out, or choose that")
+    if choices.fidelity == FAIR and choices.rendezvous:
+        raise FormatError("--rendezvous", f"--fidelity {FAIR} has no rendezvous", "choose astra or astra-congestion")
+    simulation, warnings = _simulated(files, choices, fair)
     with show.working("writing the answer"):
         document = cluster_document(simulation, choices.fidelity, outputs.per_rank, warnings)
+        if files.others:
+            document["jobs"] = jobs_of(simulation, [files.paths[0], *files.others])
         _write(simulation, outputs)
     if outputs.as_json:
         print_json(document)
@@ -87,7 +137,7 @@ def simulate(files: Files, choices: Choices, outputs: Outputs, others: dict[str,
         raise typer.Exit(DEADLOCK)
 
 
-def _simulated(files: Files, choices: Choices) -> tuple[Any, dict[str, int]]:
+def _simulated(files: Files, choices: Choices, fair: FairChoices) -> tuple[Any, dict[str, int]]:
     from foretrace.estimate.cluster import simulate_files
     from foretrace.simulate.cluster import Options
 
@@ -100,14 +150,15 @@ def _simulated(files: Files, choices: Choices) -> tuple[Any, dict[str, int]]:
         fold=choices.fold,
     )
     with show.working("simulating"):
-        return simulate_files(files.paths, machine, options), dict(machine.notes)
+        conditions = fair.conditions() if choices.fidelity == FAIR else None
+        return simulate_files(files.paths, machine, options, conditions, files.others), dict(machine.notes)
 
 
 def _machine(files: Files, choices: Choices) -> Any:
     from foretrace.estimate.cluster import count_ranks, read_machine, read_own_machine
 
     if files.machine is not None:
-        return read_own_machine(files.machine, files.dtype, count_ranks(files.paths), files.groups)
+        return read_own_machine(files.machine, files.dtype, count_ranks(files.paths, files.others), files.groups)
     assert files.network is not None and files.system is not None
     return read_machine(files.network, files.system, files.memory, files.groups, choices.injection_scale)
 
@@ -139,6 +190,10 @@ def _show(document: dict[str, Any], findings: list[str]) -> None:
         table.add_row(str(row["rank"]), milliseconds(row["finish_ns"]) if is_done else "never", text)
     if document["ranks"]:
         show.out.print(table)
+    for job in document.get("jobs", []):
+        times = "never" if job["finish_ns"] is None else milliseconds(job["finish_ns"])
+        text = f"  ranks {job['first_rank']} to {job['first_rank'] + job['ranks'] - 1}: {job['name']} finishes: {times}"
+        show.out.print(escape(text), highlight=False)
     rest = document["summary"]["ranks"] - min(len(document["ranks"]), _MOST_ROWS)
     if rest:
         show.out.print(f"  {rest:,} more ranks (--json --per-rank lists all)", highlight=False)

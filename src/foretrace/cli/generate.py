@@ -15,7 +15,6 @@ from foretrace.cli.files import check_writable, write_atomically
 from foretrace.cli.options import AsJson, print_json
 
 PANEL = "Predict"
-GROUPS_FILE = "comm_groups.json"
 
 
 class Granularity(enum.StrEnum):
@@ -112,6 +111,7 @@ def _write_description(description: Any, output: Path) -> dict[str, Any]:
 def _write_traces(description: Any, output: Path) -> dict[str, Any]:
     import json
 
+    from foretrace.estimate.cluster import GROUPS_FILE
     from foretrace.formats.chakra.from_workload import groups_document, to_chakra
     from foretrace.formats.chakra.write import write_chakra
 

@@ -17,6 +17,7 @@ from foretrace.trace.graph import GraphError
 
 PANEL = "Predict"
 MACHINE = "On a machine"
+FAIR = "On a machine, with --fidelity fair"
 Html = Annotated[Path | None, typer.Option(help="Write a self-contained page.")]
 Perfetto = Annotated[
     Path | None, typer.Option(help="Write measured and simulated timelines for ui.perfetto.dev (.json or .json.gz).")
@@ -28,6 +29,7 @@ class Fidelity(enum.StrEnum):
 
     astra = "astra"
     congestion = "astra-congestion"
+    fair = "fair"
 
 
 class Dependencies(enum.StrEnum):
@@ -79,8 +81,12 @@ def simulate(
         Path | None, typer.Option(rich_help_panel=MACHINE, help="Our own machine.yaml, or a preset's name.")
     ] = None,
     dtype: Annotated[str, typer.Option(rich_help_panel=MACHINE, help="Whose peak of a --machine counts.")] = "bfloat16",
+    jobs: Annotated[
+        list[Path] | None,
+        typer.Option("--job", rich_help_panel=MACHINE, help="Another job on it: ETs' folder or a .yaml; repeatable."),
+    ] = None,
     fidelity: Annotated[
-        Fidelity, typer.Option(rich_help_panel=MACHINE, help="Whether messages queue for links.")
+        Fidelity, typer.Option(rich_help_panel=MACHINE, help="How messages share links.")
     ] = Fidelity.astra,
     queues_per_dim: Annotated[int, typer.Option(rich_help_panel=MACHINE, min=1, help="Queues of a dimension.")] = 1,
     injection_scale: Annotated[
@@ -89,6 +95,26 @@ def simulate(
     rendezvous: Annotated[
         bool, typer.Option("--rendezvous", rich_help_panel=MACHINE, help="Messages ask before they go.")
     ] = False,
+    straggler: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=FAIR, help="RANK=SPEED of computing, 1 is normal; repeatable.")
+    ] = None,
+    jitter: Annotated[
+        float, typer.Option(rich_help_panel=FAIR, min=0, help="Sigma of lognormal computation times.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(rich_help_panel=FAIR, min=0, help="Of the jitter.")] = 0,
+    slowdown: Annotated[
+        float, typer.Option(rich_help_panel=FAIR, min=0, max=1, help="Part of the speed that communication takes.")
+    ] = 0.0,
+    link_slowdown: Annotated[
+        float, typer.Option(rich_help_panel=FAIR, min=0, max=1, help="Part of the bandwidth that computing takes.")
+    ] = 0.0,
+    communication_slots: Annotated[
+        int | None, typer.Option(rich_help_panel=FAIR, min=1, help="Collectives and sends of a rank at once (any).")
+    ] = None,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=FAIR, help="What fails: rank:3@1ms, or link:0:5@1ms-2ms=0.5; repeatable."),
+    ] = None,
     per_rank: Annotated[
         bool, typer.Option("--per-rank", rich_help_panel=MACHINE, help="List the ranks of more than 1,024, too.")
     ] = False,
@@ -106,13 +132,17 @@ def simulate(
         from foretrace.cli import cluster
 
         cluster.simulate(
-            cluster.Files(paths, network, system, memory, comm_groups, machine, dtype),
+            cluster.Files(paths, network, system, memory, comm_groups, machine, dtype, jobs or []),
             cluster.Choices(fidelity.value, queues_per_dim, injection_scale, rendezvous, fold, phases_at_once),
+            cluster.FairChoices(
+                straggler or [], jitter, seed, slowdown, link_slowdown, communication_slots, fail or []
+            ),
             cluster.Outputs(as_json, per_rank, html, perfetto),
             {"--scale": bool(scale), "--alone": alone, "--dependencies": dependencies is not Dependencies.both},
         )
         return
-    given = {"--memory": memory, "--comm-groups": comm_groups, "--rendezvous": rendezvous, "--per-rank": per_rank}
+    given: dict[str, Any] = {"--job": jobs, "--straggler": straggler, "--jitter": jitter, "--fail": fail}
+    given |= {"--memory": memory, "--comm-groups": comm_groups, "--rendezvous": rendezvous, "--per-rank": per_rank}
     for option, value in given.items():
         if value:
             raise FormatError(option, "it belongs to a machine", "name one: --network and --system, or --machine")

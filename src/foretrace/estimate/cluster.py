@@ -14,11 +14,12 @@ from foretrace.machine import astra
 from foretrace.machine.cluster import read_cluster
 from foretrace.machine.network import Network
 from foretrace.machine.system import RemoteMemory, System
-from foretrace.simulate.cluster import ClusterSimulation, Options, simulate_workload
+from foretrace.simulate.cluster import ClusterSimulation, Conditions, Options, simulate_fluid, simulate_workload
 from foretrace.trace import FormatError, GraphError
-from foretrace.trace.workload import Workload
+from foretrace.trace.workload import Workload, merged
 
 _SUFFIXES = (".et", ".et.gz")
+GROUPS_FILE = "comm_groups.json"
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,20 @@ def read_own_machine(path: Path, dtype: str, num_ranks: int | None = None, group
     return Machine(network, system, cluster.memory, members, str(groups or "the groups' file"), notes)
 
 
-def count_ranks(paths: Sequence[Path]) -> int | None:
-    """Ranks that files state by themselves: one an ET, or as a description says; None for a single ET.
+def count_ranks(paths: Sequence[Path], others: Sequence[Path] = ()) -> int | None:
+    """Ranks that files of one or several jobs state by themselves; None for a single ET alone.
 
     Raises:
         FormatError: as `chakra_files` and `read_description`.
     """
+    own = _count_ranks(paths)
+    if not others:
+        return own
+    return (own or 1) + sum(_count_ranks([path]) or 1 for path in others)
+
+
+def _count_ranks(paths: Sequence[Path]) -> int | None:
+    """One an ET, or as a description says; None for a single ET."""
     if _is_description(paths):
         return read_description(paths[0]).plan.world_size
     files = chakra_files(paths)
@@ -144,28 +153,73 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def read_cluster_workload(
-    paths: Sequence[Path], machine: Machine, on_bytes: Callable[[int], None] | None = None
+    paths: Sequence[Path],
+    machine: Machine,
+    others: Sequence[Path] = (),
+    on_bytes: Callable[[int], None] | None = None,
 ) -> Workload:
-    """The workload of ETs for a machine, a single one for every rank; or of a description (see `read_description`).
+    """The workload of ETs for a machine, or of a description (see `read_description`).
+
+    Args:
+        paths: a single ET stands for every rank of the machine.
+        machine: what they are to run on.
+        others: further jobs on the same machine, a folder of ETs or a description each; their ranks follow.
+        on_bytes: called with the number of bytes read, again and again.
 
     Raises:
         FormatError: if files are missing or cannot be used.
     """
+    if not others:
+        return _read_job(paths, machine.network.num_ranks, machine.groups, machine.groups_path, on_bytes)
+    jobs = [paths, *([path] for path in others)]
+    parts = []
+    for job in jobs:
+        groups, where = (machine.groups, machine.groups_path) if job is paths else _groups_beside(job[0])
+        parts.append(_read_job(job, _count_ranks(job) or 1, groups, where, on_bytes))
+    return merged(parts)
+
+
+def _groups_beside(path: Path) -> tuple[dict[int, list[int]] | None, str]:
+    """Groups of a further job: the file in its folder that `foretrace generate` writes."""
+    found = path / GROUPS_FILE
+    return (astra.read_groups(found), str(found)) if found.is_file() else (None, str(found))
+
+
+def _read_job(
+    paths: Sequence[Path],
+    num_ranks: int,
+    groups: dict[int, list[int]] | None,
+    groups_path: str,
+    on_bytes: Callable[[int], None] | None,
+) -> Workload:
     if _is_description(paths):
         return read_description(paths[0]).workload()
-    files = chakra_files(paths)
-    return read_workload(files, machine.network.num_ranks, machine.groups, machine.groups_path, on_bytes)
+    return read_workload(chakra_files(paths), num_ranks, groups, groups_path, on_bytes)
 
 
-def simulate_files(paths: Sequence[Path], machine: Machine, options: Options | None = None) -> ClusterSimulation:
-    """Simulate ETs on a machine.
+def simulate_files(
+    paths: Sequence[Path],
+    machine: Machine,
+    options: Options | None = None,
+    conditions: Conditions | None = None,
+    others: Sequence[Path] = (),
+) -> ClusterSimulation:
+    """Simulate ETs, or what a description describes, on a machine.
+
+    Args:
+        paths: the files.
+        machine: what they run on.
+        options: of the fidelities of ASTRA-sim.
+        conditions: if given, the fluid fidelity is used, under these.
+        others: further jobs; see `read_cluster_workload`.
 
     Raises:
         FormatError: where the files cannot be used, or ask for what the machine does not have.
     """
-    workload = read_cluster_workload(paths, machine)
+    workload = read_cluster_workload(paths, machine, others)
+    parts = workload, machine.network, machine.system, machine.memory
     try:
-        return simulate_workload(workload, machine.network, machine.system, machine.memory, options)
+        return simulate_fluid(*parts, conditions) if conditions is not None else simulate_workload(*parts, options)
     except GraphError as error:
         text = str(error)
         path = next((path for path in workload.paths if text.startswith(f"{path}: ")), "")

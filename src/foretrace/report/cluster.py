@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from foretrace.report.summary import milliseconds
@@ -90,6 +92,21 @@ def _kinds(simulation: ClusterSimulation) -> dict[str, dict[str, int]]:
             if kind in (WorkKind.COMPUTE, WorkKind.MEMORY):
                 row["time_ns"] += int(time[mine].sum()) * runs[index]
     return counts
+
+
+def jobs_of(simulation: ClusterSimulation, names: Sequence[Path]) -> list[dict[str, Any]]:
+    """Where the ranks of each of several jobs are, and when its last one finishes (None: never)."""
+    worlds = simulation.workload.groups[1:]
+    rows = []
+    first = 0
+    for name in names:
+        # The first group of a job holds its ranks.
+        ranks = next(group.ranks for group in worlds if len(group.ranks) and group.ranks[0] == first)
+        finish = simulation.finish_ns[ranks]
+        last = None if (finish < 0).any() else int(finish.max())
+        rows.append({"name": str(name), "first_rank": first, "ranks": len(ranks), "finish_ns": last})
+        first += len(ranks)
+    return rows
 
 
 def cluster_findings(document: dict[str, Any]) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ class Workload:
         groups_of: for each program the groups of its ranks (index into ``groups``), same layout.
         groups: group `WORLD` holds all ranks.
         notes: what was repaired, guessed or left out, counted.
-        paths: names of the programs' files, for messages; empty for generated ones.
+        paths: names of the programs' files, for messages; empty (or empty texts) for generated ones.
     """
 
     programs: list[Program]
@@ -154,3 +155,38 @@ class Workload:
         """Nodes of all ranks together."""
         sizes = np.array([program.num_nodes for program in self.programs], np.int64)
         return int(sizes[self.program_of].sum())
+
+
+def merged(workloads: Sequence[Workload]) -> Workload:
+    """Several jobs side by side: the ranks of each follow those of the one before.
+
+    What is the group of all ranks in a job becomes a group of that job's ranks.
+    """
+    programs: list[Program] = []
+    program_of, peers, groups_of, paths = [], [], [], []
+    groups = [WorkGroup(0, np.arange(sum(w.num_ranks for w in workloads), dtype=np.int64))]
+    notes: Counter[str] = Counter()
+    first_rank = 0
+    for workload in workloads:
+        world = len(groups)
+        groups.append(WorkGroup(world, np.arange(first_rank, first_rank + workload.num_ranks, dtype=np.int64)))
+        for group in workload.groups[WORLD + 1 :]:
+            groups.append(WorkGroup(len(groups), group.ranks + first_rank))
+        program_of.append(workload.program_of + len(programs))
+        for program, own_peers, own_groups in zip(workload.programs, workload.peers, workload.groups_of, strict=True):
+            programs.append(_with_world_slot(program, own_groups.shape[1]))
+            peers.append(own_peers + first_rank)
+            everyone = np.full((len(own_groups), 1), WORLD, np.int32)
+            groups_of.append((np.hstack([own_groups, everyone]) + world).astype(np.int32))
+        paths += workload.paths or [""] * len(workload.programs)
+        notes += workload.notes
+        first_rank += workload.num_ranks
+    return Workload(programs, np.concatenate(program_of).astype(np.int32), peers, groups_of, groups, notes, paths)
+
+
+def _with_world_slot(program: Program, slot: int) -> Program:
+    """The program with its collectives without a slot in this one."""
+    nodes = program.nodes
+    is_open = (nodes["kind"] == WorkKind.COLLECTIVE) & (nodes["slot"] < 0)
+    columns = {**nodes, "slot": np.where(is_open, slot, nodes["slot"]).astype(np.int32)}
+    return replace(program, nodes=Table(columns))

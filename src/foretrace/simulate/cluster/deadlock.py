@@ -82,7 +82,7 @@ class _Reader:
         elif kind in (WorkKind.SEND, WorkKind.RECEIVE):
             partners, reason = self._of_message(rank, row, kind)
         else:
-            partners, reason = [], "its time never ends"
+            partners, reason = [], "the rank has failed before the end of it"
         name = (
             program.strings.lookup(program.nodes["name"][row : row + 1])[0] if program.nodes["name"][row] >= 0 else ""
         )
@@ -107,6 +107,8 @@ class _Reader:
 
     def _of_collective(self, rank: int, row: int) -> tuple[list[int], str]:
         members = [int(member) for member in self._group(rank, row) if member != rank]
+        if not self._stream:
+            return self._of_flows(rank, row, members)
         streams = self._stream.get((self._own(rank), row), set())
         if not streams:
             return members[:_MOST_RANKS], "none of its streams has started: it has no phase, or the queue is taken"
@@ -122,6 +124,24 @@ class _Reader:
         if other:
             return other[:_MOST_RANKS], f"they are in a collective too, but not in stream {number}: orders differ"
         return members[:_MOST_RANKS], f"all are in stream {number}, in phases that do not match (size or direction)"
+
+    def _of_flows(self, rank: int, row: int, members: list[int]) -> tuple[list[int], str]:
+        """Of a collective that is flows: who has not come to the one of the same place in the group's order."""
+        group = self._group(rank, row)
+        place = self._collectives(rank, group).index(row)
+        absent = []
+        for member in members:
+            theirs = self._collectives(member, group)
+            if len(theirs) <= place or self._times(member)[0][theirs[place]] < 0:
+                absent.append(member)
+        if absent:
+            return absent[:_MOST_RANKS], "they have not come to this collective"
+        return members[:_MOST_RANKS], "its messages never arrive: a link or a rank has failed"
+
+    def _collectives(self, rank: int, group: NDArray[np.int64]) -> list[int]:
+        """Rows of a rank's collectives in a group, in the order of their ids."""
+        rows = np.flatnonzero(self._program(rank).nodes["kind"] == WorkKind.COLLECTIVE)
+        return [int(row) for row in rows if self._group(rank, int(row)) is group]
 
 
 def _cycle(waits: dict[int, list[int]]) -> list[int]:

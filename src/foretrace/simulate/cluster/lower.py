@@ -93,7 +93,7 @@ def lower(workload: Workload, network: Network, system: System, memory: RemoteMe
 
 
 def _path(workload: Workload, program: int) -> str:
-    return f"{workload.paths[program]}: " if program < len(workload.paths) else ""
+    return f"{workload.paths[program]}: " if program < len(workload.paths) and workload.paths[program] else ""
 
 
 def _nodes(program: Program, path: str, system: System, memory: RemoteMemory) -> dict[str, NDArray[Any]]:
