@@ -30,6 +30,7 @@ _KIND_OF_TYPE = {
     NodeType.COMM_COLL: WorkKind.COLLECTIVE,
 }
 _IS_INTEGER = np.isin(np.arange(max(Wire) + 1), list(INTEGER_WIRES))
+_MOST_DIGITS = 9
 _ABSENT = np.iinfo(np.int64).min
 _COMPARED = ("id", "kind", "on_host", "duration_ns", "flops", "bytes", "collective", "tag", "slot", "priority",
              "dimensions")  # fmt: skip
@@ -114,6 +115,7 @@ class _Groups:
         self._num_ranks, self._given = num_ranks, given
         self._index: dict[str, int] = {}
         self._members: dict[int, frozenset[int]] = {}
+        self._numbers = {0, *given}
 
     def index(self, name: str, batch: Batch, file: int) -> int:
         """The group of that name."""
@@ -122,7 +124,8 @@ class _Groups:
         if name not in self._index:
             ranks = self._ranks(name, batch, file)
             self._index[name] = len(self.groups)
-            number = int(name) if name.isdecimal() else len(self.groups)
+            number = int(name) if name.isdecimal() else max(self._numbers) + 1
+            self._numbers.add(number)
             self._members[len(self.groups)] = frozenset(ranks)
             self.groups.append(WorkGroup(number, np.array(ranks, np.int64)))
         return self._index[name]
@@ -134,6 +137,8 @@ class _Groups:
             raise FormatError(path, problem, f"correct the group in {self.path}, or give one trace a rank")
 
     def _ranks(self, name: str, batch: Batch, file: int) -> Sequence[int]:
+        if name.isdecimal() and len(name) > _MOST_DIGITS:
+            raise FormatError(batch.paths[file], f"group {name!r}", f"number groups with at most {_MOST_DIGITS} digits")
         ranks: Sequence[int] | None = self._given.get(int(name)) if name.isdecimal() else None
         if ranks is None:
             stated = groups_of(batch.trace).get(name)
@@ -141,6 +146,8 @@ class _Groups:
                 problem = f"collectives of group {name!r}, which nothing describes"
                 raise FormatError(batch.paths[file], problem, f"add it to {self.path} (--comm-groups)")
             ranks = stated or range(self._num_ranks)
+        if len(set(ranks)) < len(ranks):
+            raise FormatError(self.path, f"group {name!r} has a rank twice", "name each rank once")
         if len(ranks) and not 0 <= min(ranks) <= max(ranks) < self._num_ranks:
             problem = f"group {name!r} has rank {max(ranks)}, the job has {self._num_ranks} ranks"
             raise FormatError(self.path, problem, "check the network's size and the groups")
@@ -168,7 +175,7 @@ class _Builder:
         peers = _Slots(columns.file, columns.peers(work["kind"], self._num_ranks), len(batch.paths))
         groups = _Slots(columns.file, self._group_of_nodes(columns, work["kind"]), len(batch.paths))
         work["slot"] = np.maximum(peers.slot, groups.slot)
-        first, dependency = columns.dependencies(self._notes)
+        first, dependency = columns.dependencies()
         compared = np.stack([np.asarray(work[name], np.int64) for name in _COMPARED], axis=1)
         for file, ranks in enumerate(batch.ranks):
             a, b = columns.first[file], columns.first[file + 1]
@@ -177,12 +184,27 @@ class _Builder:
             number = self._index.setdefault(key, len(self._programs))
             if number == len(self._programs):
                 self._programs.append(_program(work, batch.trace, a, b, first[a : b + 1] - first[a], mine))
+                self._note_cycles(self._programs[-1])
                 self._paths.append(batch.paths[file])
             for rank in ranks:
                 self._program_of[rank] = number
                 self._peers[rank], self._groups_of[rank] = peers.of(file), groups.of(file)
                 for group in groups.of(file).tolist():
                     self._groups.check(group, rank, batch.paths[file])
+
+    def _note_cycles(self, program: Program) -> None:
+        """Count nodes that wait for each other, and those behind them."""
+        counts = np.diff(program.first_dependency)
+        target = np.repeat(np.arange(program.num_nodes), counts)
+        if (program.dependency < target).all():
+            return
+        from foretrace.trace.topology import topological_order  # imports Numba
+
+        order = np.argsort(program.dependency, kind="stable")
+        first = np.concatenate(([0], np.cumsum(np.bincount(program.dependency, minlength=program.num_nodes))))
+        done = topological_order(first.astype(np.int64), target[order], counts.astype(np.int64))
+        if len(done) < program.num_nodes:
+            self._notes["nodes in or behind a cycle of dependencies, which never run"] += program.num_nodes - len(done)
 
     def _group_of_nodes(self, columns: _Columns, kind: NDArray[Any]) -> Ints:
         """The group of every collective, -1 elsewhere."""
@@ -325,7 +347,7 @@ class _Columns:
                 bits[self._node[row]] = sum(1 << i for i, flag in enumerate(flags[:62]) if flag)
         return bits[self.order]
 
-    def dependencies(self, notes: Counter[str]) -> tuple[Ints, Ints]:
+    def dependencies(self) -> tuple[Ints, Ints]:
         """CSR of the set union of data and control dependencies, over rows in this order."""
         trace, count = self.trace, len(self.order)
         ids, file = trace.nodes["id"][self.order].astype(np.uint64), self.file
@@ -342,7 +364,6 @@ class _Columns:
         pair = np.sort(node * max(count, 1) + source)
         pair = pair[np.append(True, pair[1:] != pair[:-1])] if len(pair) else pair
         node, source = pair // max(count, 1), pair % max(count, 1)
-        notes["nodes that depend on themselves and never run"] += int((node == source).sum())
         first = np.concatenate(([0], np.cumsum(np.bincount(node, minlength=count)))).astype(np.int64)
         is_free = np.cumsum(np.append(0, np.diff(first) == 0))[self.first]
         for bad in np.flatnonzero((np.diff(is_free) == 0) & (np.diff(self.first) > 0))[:1]:

@@ -1087,8 +1087,9 @@ static void add_phase(Engine *e, i32 stream, int list, int kind, i32 logical, in
 static void add_phases(Engine *e, i32 stream, i64 node, i64 chunk) {
     i32 group = ONE(streams, Stream, stream)->group, active[64], count = 0;
     int kind = e->node_kind[node], list = kind_index(kind);
-    i64 involved = group >= 0 ? -1 : e->node_dimensions[node] == -1 ? 15 : e->node_dimensions[node];
+    i64 involved = group >= 0 ? -1 : e->node_dimensions[node];
     i32 logical = is_local(e, group) || e->flat[list] ? 1 : e->algorithms[list];
+    if (is_local(e, group) && group_size(e, group) < 2) logical = 0; /* nobody to talk to: it never ends */
     for (i32 i = 0; i < logical; i++) if (involved >> i & 1) active[count++] = i;
     if (kind != ALL_REDUCE || !e->local_aware) {
         for (i32 i = 0; i < count; i++)

@@ -22,6 +22,8 @@ KINDS = (
     CollectiveKind.REDUCE_SCATTER,
 )
 _TAGS = 500_000_000  # a tag of a send counts modulo this
+_MOST = 1 << 60  # of any size or time, so that sums stay within 64 bits
+_ABSENT_DIMENSIONS = 0b1111  # a collective that names none involves the first four
 _NO_TIME_NS = 1  # a node without a recorded duration takes this
 
 
@@ -50,8 +52,7 @@ def lower(workload: Workload, network: Network, system: System, memory: RemoteMe
     Raises:
         GraphError: where the workload asks for what the machine does not have; the message names file and node.
     """
-    if workload.num_ranks != network.num_ranks:
-        raise GraphError(f"the workload has {workload.num_ranks} ranks, the network {network.num_ranks}")
+    _check_machine(workload, network, system, options)
     nodes = [_nodes(program, _path(workload, i), system, memory) for i, program in enumerate(workload.programs)]
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in nodes]) for name in nodes[0]}
     _check_collectives(workload, system)
@@ -88,8 +89,59 @@ def lower(workload: Workload, network: Network, system: System, memory: RemoteMe
         memory_pool=memory.kind is MemoryKind.POOL,
         rendezvous=options.rendezvous,
         congestion=options.congestion,
-        phases_at_once=options.phases_at_once,
+        phases_at_once=options.phases_at_once and not _has_pool_queue(columns, memory),
     )
+
+
+def _has_pool_queue(columns: Mapping[str, NDArray[Any]], memory: RemoteMemory) -> bool:
+    """Whether ranks queue for one pool of memory: who is first at equal times only the order of messages tells."""
+    return memory.kind is MemoryKind.POOL and bool((columns["node_action"] == Action.MEMORY).any())
+
+
+def _check_machine(workload: Workload, network: Network, system: System, options: Options) -> None:
+    """Refuse machines that make no sense for the workload, and numbers that 64 bits may not hold in the end."""
+    if workload.num_ranks != network.num_ranks:
+        raise GraphError(f"the workload has {workload.num_ranks} ranks, the network {network.num_ranks}")
+    counts = {"queues": options.queues, "splits": system.splits, "active chunks": system.active_chunks}
+    for name, count in counts.items():
+        if count < 1:
+            raise GraphError(f"{count} {name}: at least 1 is needed")
+    for kind, algorithms in system.algorithms.items():
+        if len(algorithms) > len(network.dimensions) and not algorithms[0].flat:
+            raise GraphError(f"{len(algorithms)} algorithms of {kind.label} for {len(network.dimensions)} dimensions")
+        for algorithm, dimension in zip(algorithms, network.dimensions, strict=False):
+            if algorithm.pattern is Pattern.DOUBLE_BINARY_TREE and dimension.size & (dimension.size - 1):
+                raise GraphError(f"a double binary tree over {dimension.size} ranks, which is no power of two")
+    largest = max((int(program.nodes["bytes"].max(initial=0)) for program in workload.programs), default=0)
+    slowest = min(dimension.bandwidth_bytes_per_ns for dimension in network.dimensions)
+    if largest * network.num_ranks > _MOST or largest * network.num_ranks / slowest > _MOST:
+        raise GraphError(f"a size of {largest} bytes takes times that 64 bits do not hold")
+    for program in workload.programs:
+        if float(program.nodes["duration_ns"].astype(np.float64).sum()) > _MOST:
+            raise GraphError("recorded durations add up to times that 64 bits do not hold")
+    _check_groups(workload)
+
+
+def _check_groups(workload: Workload) -> None:
+    """Refuse groups with a rank twice, and ranks that use groups that they are not in."""
+    ranks = workload.num_ranks
+    numbers = [np.full(len(group.ranks), index, np.int64) for index, group in enumerate(workload.groups)]
+    members = np.concatenate([group.ranks for group in workload.groups])
+    if len(members) and not 0 <= members.min() <= members.max() < ranks:
+        raise GraphError(f"a group has rank {members.max()}, the workload has {ranks} ranks")
+    keys = np.sort(np.concatenate(numbers) * ranks + members)
+    twice = np.flatnonzero(keys[1:] == keys[:-1])
+    if len(twice):
+        group, rank = divmod(int(keys[twice[0]]), ranks)
+        raise GraphError(f"group {workload.groups[group].number} has rank {rank} twice")
+    for index, groups in enumerate(workload.groups_of):
+        mine = np.flatnonzero(workload.program_of == index)
+        wanted = (groups.astype(np.int64) * ranks + mine[:, None])[groups != WORLD]
+        at = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
+        absent = np.flatnonzero(keys[at] != wanted)
+        if len(absent):
+            group, rank = divmod(int(wanted[absent[0]]), ranks)
+            raise GraphError(f"rank {rank} uses group {workload.groups[group].number}, but is not in it")
 
 
 def _path(workload: Workload, program: int) -> str:
@@ -99,7 +151,7 @@ def _path(workload: Workload, program: int) -> str:
 def _nodes(program: Program, path: str, system: System, memory: RemoteMemory) -> dict[str, NDArray[Any]]:
     """Node columns of a program."""
     nodes = program.nodes
-    kind, on_host = nodes["kind"], nodes["on_host"]
+    kind, on_host, dimensions = nodes["kind"], nodes["on_host"], nodes["dimensions"]
     resource = np.full(len(kind), Resource.COMMUNICATION, np.int8)
     resource[kind == WorkKind.RECEIVE] = Resource.NONE
     resource[kind == WorkKind.COMPUTE] = Resource.COMPUTE
@@ -128,13 +180,13 @@ def _nodes(program: Program, path: str, system: System, memory: RemoteMemory) ->
         "node_resource": resource,
         "node_action": action,
         "node_time": time.astype(np.int64),
-        "node_counts": counts.astype(np.int8),
+        "node_counts": (counts & (action != Action.NOTHING)).astype(np.int8),
         "node_kind": nodes["collective"].astype(np.int8),
         "node_size": nodes["bytes"].astype(np.int64),
         "node_tag": nodes["tag"].astype(np.int64) % _TAGS,
         "node_priority": nodes["priority"].astype(np.int32),
         "node_slot": nodes["slot"].astype(np.int32),
-        "node_dimensions": nodes["dimensions"].astype(np.int64),
+        "node_dimensions": np.where(dimensions == -1, _ABSENT_DIMENSIONS, dimensions).astype(np.int64),
     }
 
 

@@ -1103,8 +1103,8 @@ class _Program:
         return int(plan.peer[plan.first_peer[self._rank] + self._nodes.slot[node]])
 
     def _group(self, node: int) -> int:
-        plan = self._cluster.plan
-        return int(plan.group_of[plan.first_group[self._rank] + self._nodes.slot[node]])
+        plan, slot = self._cluster.plan, self._nodes.slot[node]
+        return -1 if slot < 0 else int(plan.group_of[plan.first_group[self._rank] + slot])
 
     def _finish(self, node: int) -> None:
         self._complete(node)

@@ -47,7 +47,8 @@ class Plan:
         node_counts: 1 where the time counts as computation.
         node_kind: `CollectiveKind` number (0 all-reduce, 2 all-gather, 6 all-to-all, 7 reduce-scatter).
         node_size: bytes. node_tag: of a send or receive (already modulo 5e8). node_priority: see `priority`.
-        node_slot: column of the rank's peers or groups. node_dimensions: bit i: dimension i is involved.
+        node_slot: column of the rank's peers or groups, -1 for a collective of all. node_dimensions: bit i: dimension i
+            is involved (groups involve all).
         node_missing: dependencies of a node, each once.
         first_child, child: CSR over nodes: who waits for it (rows over all programs).
         first_node: where each program's nodes begin and end, shape ``(programs + 1,)``.

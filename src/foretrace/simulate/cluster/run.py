@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,28 @@ def run_plan(plan: Plan, can_fold: bool = True) -> Outcome:
 
         return run(plan)
     folded = fold(plan) if can_fold else None
-    if folded is not None and (outcome := _run(folded.apply(plan), folded)) is not None:
-        return _unfolded(plan, folded, outcome)
-    outcome = _run(plan, None)
-    if outcome is None:
-        raise RuntimeError("the engine gave up a fold where there was none")
-    return outcome
+    outcome = _run(folded.apply(plan), folded) if folded is not None else None
+    if outcome is None or _is_mixed(plan, outcome):
+        folded, outcome = None, _run(plan, None)
+    assert outcome is not None  # only a fold is given up
+    if plan.phases_at_once and _is_mixed(plan, outcome):
+        outcome = _run(replace(plan, phases_at_once=False), None)
+        assert outcome is not None
+    return outcome if folded is None else _unfolded(plan, folded, outcome)
+
+
+def _is_mixed(plan: Plan, outcome: Outcome) -> bool:
+    """Whether different collectives have met in streams of one number.
+
+    As phases they never end; but messages only know tag and size, and some of those may pass.
+    """
+    waiting = outcome.waiting
+    if not len(waiting["rank"]):
+        return False
+    node = plan.first_node[plan.program_of[waiting["rank"]]] + waiting["node"]
+    what = np.stack([plan.node_kind[node], plan.node_size[node], waiting["phase"]], axis=1).tolist()
+    met: dict[int, list[int]] = {}
+    return any(met.setdefault(stream, one) != one for stream, one in zip(waiting["stream"].tolist(), what, strict=True))
 
 
 def _run(plan: Plan, folded: Fold | None) -> Outcome | None:
