@@ -84,12 +84,13 @@ def _small_content(path: Path) -> bytes:
     try:
         file = os.open(path, os.O_RDONLY)  # half the time of a file object, which counts for thousands of files
         try:
-            content = os.read(file, _LARGE_BYTES)
+            size = os.fstat(file).st_size
+            content = os.read(file, size + 1) if size < _LARGE_BYTES else b""
         finally:
             os.close(file)
     except OSError as error:
         raise FormatError(str(path), error.strerror or str(error), "check the path and its permissions") from None
-    return content if len(content) < _LARGE_BYTES else b""
+    return content if len(content) == size else b""
 
 
 def _nodes_at(content: bytes) -> int:

@@ -244,8 +244,10 @@ class _Columns:
 
     def __init__(self, batch: Batch) -> None:
         self.batch, self.trace = batch, batch.trace
-        order = np.lexsort((self.trace.nodes["id"], batch.file))
-        self.order = order[batch.file[order] >= 0]
+        self.order = np.flatnonzero(batch.file >= 0)
+        ids, file = self.trace.nodes["id"][self.order], batch.file[self.order]
+        if ((ids[1:] < ids[:-1]) & (file[1:] == file[:-1])).any():  # most traces are in order
+            self.order = self.order[np.lexsort((ids, file))]
         self.file = batch.file[self.order]
         self.first = np.searchsorted(self.file, np.arange(len(batch.paths) + 1))
         self._node = self.trace.attributes["node"]
