@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import accuracy
+import cluster
 import exchange
 from method import PAIRS, alternate, machine, ratio_of_pairs, run_worker
 
@@ -22,10 +23,13 @@ def main() -> None:
     """Measure and write the page."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--traces", type=Path, default=ROOT / ".." / "shared" / "traces")
+    arguments.add_argument("--reference", type=Path, default=cluster.REFERENCE)
     arguments.add_argument("--pairs", type=int, default=PAIRS)
     options = arguments.parse_args()
     if not options.traces.is_dir():
         sys.exit(f"{options.traces}: no such folder; name the folder of recorded traces with --traces")
+    if not options.reference.is_dir():
+        sys.exit(f"{options.reference}: no such folder; name that of ASTRA-sim's recorded runs with --reference")
     head = machine()
     sections = [
         against_hta(options.traces, options.pairs),
@@ -36,6 +40,7 @@ def main() -> None:
         exchange.conversion(options.traces, options.pairs),
         exchange.chakra(options.traces),
         exchange.capture(options.pairs),
+        cluster.simulation(options.reference),
     ]
     page = ROOT / "docs" / "benchmarks.md"
     text = (HERE / "page.md").read_text().replace("{machine}", head).replace("{sections}", "\n\n".join(sections))
