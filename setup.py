@@ -1,4 +1,4 @@
-"""The compiled parts: scanners and writers of text, and the cluster engine. Without a C compiler the install goes on without them."""
+"""The compiled parts: scanners, writers of text, the cluster engine. Without a C compiler the install goes on."""
 
 from setuptools import Extension, setup
 

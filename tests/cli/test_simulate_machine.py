@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
+import io
 import json
 import re
 import shutil
@@ -11,6 +13,7 @@ import sys
 import tarfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -98,10 +101,25 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def answer(folder: Path, *words: str | Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command, run in this process: a new one takes two seconds to start."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        mock.patch.object(sys, "argv", ["foretrace", "simulate", *map(str, words)]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    assert isinstance(end.value.code, int)
+    return end.value.code, out.getvalue(), err.getvalue()
+
+
 def document(folder: Path, *words: str | Path, code: int = 0) -> Any:
-    done = run("simulate", *words, "--json", cwd=folder)
-    assert done.returncode == code, done.stderr
-    return json.loads(done.stdout)
+    found, out, err = answer(folder, *words, "--json")
+    assert found == code, err
+    return json.loads(out)
 
 
 def finish_of(found: Any) -> list[int | None]:
@@ -150,14 +168,14 @@ def test_ranks_are_told_by_name_whatever_the_order(folder: Path) -> None:
 
 @pytest.mark.parametrize("words", [MACHINE, CONGESTED, (*MACHINE, "--rendezvous"), (*MACHINE, "--queues-per-dim", "2")])
 def test_shortcuts_change_nothing(folder: Path, words: tuple[str, ...]) -> None:
-    def answer(*more: str) -> Any:
+    def found_with(*more: str) -> Any:
         found = document(folder, "job", *words, *more)
         return found["summary"], finish_of(found), found["links"], found["deadlock"], found["messages"]
 
-    expected = answer()
+    expected = found_with()
     assert expected[0]["finished"] == RANKS
     for more in (("--no-fold",), ("--no-phases-at-once",), ("--no-fold", "--no-phases-at-once")):
-        assert answer(*more) == expected
+        assert found_with(*more) == expected
 
 
 def test_folding_says_how_many_were_simulated(folder: Path) -> None:
@@ -323,19 +341,12 @@ def write_bad(folder: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_cannot_be_is_one_line_and_exit_code_2(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    """In this process: dozens of new ones would take minutes."""
+def test_what_cannot_be_is_one_line_and_exit_code_2(folder: Path, words: tuple[str, ...], said: str) -> None:
     write_bad(folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["foretrace", "simulate", *words, "--json"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    printed = capsys.readouterr()
-    assert (end.value.code, printed.out) == (2, "")
-    assert re.fullmatch(r"foretrace: [^\n]{5,}\n", printed.err), printed.err
-    assert re.search(said, printed.err), printed.err
+    code, out, err = answer(folder, *words, "--json")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"foretrace: [^\n]{5,}\n", err), err
+    assert re.search(said, err), err
 
 
 def test_folder_without_traces(folder: Path) -> None:

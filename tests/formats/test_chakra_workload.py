@@ -281,3 +281,16 @@ def test_a_file_that_is_no_trace(tmp_path: Path, content: bytes) -> None:
     paths[1].write_bytes(content)
     with pytest.raises(FormatError, match=r"job\.1\.et: "):
         read_workload(paths)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_cut_file_is_told_of(tmp_path: Path, count: int) -> None:
+    trace = trace_of(*((i, COMP, (), {}) for i in range(1, 9)))
+    paths = [tmp_path / f"job.{rank}.et" for rank in range(count)]
+    for path in paths:
+        write_chakra(trace, path)
+        path.write_bytes(path.read_bytes()[:-5])
+    workload = read_workload(paths)
+    assert workload.num_nodes < 8 * count
+    assert sum(workload.notes.values()) == count
+    assert any("ends within a message" in note for note in workload.notes)

@@ -60,9 +60,10 @@ def _batches(paths: Sequence[Path], ranks: list[list[int]], on_bytes: Callable[[
             on_bytes(len(content))
         if content in index and not _MESSAGE.search(content):
             batch[index[content]].ranks.extend(mine)
+            batch[index[content]].copies.append(path)
             continue
         index[content] = len(batch)
-        batch.append(_Small(path, content, nodes_at, list(mine)))
+        batch.append(_Small(path, content, nodes_at, list(mine), [path]))
         size += len(content)
         if size > _BATCH_BYTES:
             yield from _together(batch)
@@ -71,12 +72,13 @@ def _batches(paths: Sequence[Path], ranks: list[list[int]], on_bytes: Callable[[
 
 
 class _Small(NamedTuple):
-    """A small file that seems to be of v0.0.4."""
+    """A small file that seems to be of v0.0.4, and those with the same content (``copies``, itself among them)."""
 
     path: Path
     content: bytes
     nodes_at: int
     ranks: list[int]
+    copies: list[Path]
 
 
 def _small_content(path: Path) -> bytes:
@@ -110,7 +112,7 @@ def _together(batch: list[_Small]) -> Iterator[Batch]:
             yield Batch(trace, file, [str(small.path) for small in batch], [small.ranks for small in batch])
             return
     for small in batch:
-        yield Batch.of(read_chakra(small.path), small.ranks)
+        yield Batch.of(read_chakra(small.path), small.ranks, len(small.copies))
 
 
 def _decode(batch: list[_Small]) -> ChakraTrace | None:

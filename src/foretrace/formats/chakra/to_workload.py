@@ -45,17 +45,19 @@ class Batch:
         file: which of ``paths`` each row is of, ascending; -1 for rows to leave out.
         paths: of the files.
         ranks: that each file is for.
+        copies: how many equal files the trace was read from once.
     """
 
     trace: ChakraTrace
     file: NDArray[np.int64]
     paths: Sequence[str]
     ranks: Sequence[Sequence[int]]
+    copies: int = 1
 
     @classmethod
-    def of(cls, trace: ChakraTrace, ranks: Sequence[int]) -> Batch:
-        """A single file."""
-        return cls(trace, np.zeros(trace.num_nodes, np.int64), [trace.report.path], [ranks])
+    def of(cls, trace: ChakraTrace, ranks: Sequence[int], copies: int = 1) -> Batch:
+        """A single file, or several equal ones."""
+        return cls(trace, np.zeros(trace.num_nodes, np.int64), [trace.report.path], [ranks], copies)
 
 
 def to_workload(
@@ -169,7 +171,9 @@ class _Builder:
         self._groups_of: dict[int, Ints] = {}
 
     def add(self, batch: Batch) -> None:
-        """Add the programs of a batch of files."""
+        """Add the programs of a batch of files; what reading them repaired or left out is among the notes."""
+        for reason, count in batch.trace.report.warnings.items():
+            self._notes[reason] += count * batch.copies
         columns = _Columns(batch)
         work = columns.work()
         peers = _Slots(columns.file, columns.peers(work["kind"], self._num_ranks), len(batch.paths))
