@@ -15,7 +15,7 @@ from foretrace.formats.chakra.write import write_chakra
 from foretrace.generate import ParallelPlan, generate
 from foretrace.trace.strings import StringTable
 from foretrace.trace.table import Table
-from foretrace.trace.workload import WORK_COLUMNS, CollectiveKind, Program, WorkGroup, WorkKind, Workload
+from foretrace.trace.workload import WORK_COLUMNS, CommType, Program, WorkGroup, WorkKind, Workload
 from tests.generate.cluster import dependencies
 from tests.generate.plans import SMALL
 
@@ -62,9 +62,9 @@ def _by_hand() -> Workload:
     rows = [
         {"id": 4, "kind": WorkKind.COMPUTE, "duration_ns": 2600, "on_host": True},
         {"id": 7, "kind": WorkKind.MEMORY, "bytes": 1 << 40},
-        {"id": 9, "kind": WorkKind.COLLECTIVE, "collective": CollectiveKind.ALL_TO_ALL, "bytes": 8, "slot": 0,
+        {"id": 9, "kind": WorkKind.COLLECTIVE, "collective": CommType.ALL_TO_ALL, "bytes": 8, "slot": 0,
          "priority": 3, "dimensions": 0b10},
-        {"id": 10, "kind": WorkKind.COLLECTIVE, "collective": CollectiveKind.BARRIER},
+        {"id": 10, "kind": WorkKind.COLLECTIVE, "collective": CommType.BARRIER},
         {"id": 11, "kind": WorkKind.NOTHING},
     ]  # fmt: skip
     columns = {

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.generate import MODELS, MOST_GROUPS, ParallelPlan, Shapes, Transformer, generate
-from foretrace.trace.workload import CollectiveKind, Program, WorkKind, Workload
+from foretrace.trace.workload import CommType, Program, WorkKind, Workload
 from tests.generate.cluster import Cluster, dependencies
 from tests.generate.plans import SMALL, models, plans
 
@@ -33,7 +33,7 @@ def names(program: Program) -> np.ndarray[Any, Any]:
     return np.array(program.strings.lookup(program.nodes["name"]))
 
 
-def data_bytes(program: Program, kind: CollectiveKind, name: str) -> int:
+def data_bytes(program: Program, kind: CommType, name: str) -> int:
     """Bytes of the collectives of a program whose name ends so."""
     rows = (program.nodes["collective"] == kind) & np.char.endswith(names(program), name)
     return int(program.nodes["bytes"][rows].sum())
@@ -172,7 +172,7 @@ def test_gradients_of_every_parameter_are_reduced(model: Transformer, plan: Para
     shapes = Shapes(model, plan)
     coordinates = plan.coordinates(np.arange(plan.world_size))
     times = plan.micro_batches if plan.zero >= 2 else 1
-    kind = CollectiveKind.REDUCE_SCATTER if plan.zero else CollectiveKind.ALL_REDUCE
+    kind = CommType.REDUCE_SCATTER if plan.zero else CommType.ALL_REDUCE
     total = 0
     for stage in range(plan.pp):
         program = workload.programs[workload.program_of[np.flatnonzero(coordinates[:, 1] == stage)[0]]]
@@ -191,7 +191,7 @@ def test_zero_gathers_weights(zero: Any) -> None:
     plan = ParallelPlan(tp=2, dp=4, micro_batches=3, zero=zero, bucket_bytes=3000)
     program = generate(SMALL, plan).programs[0]
     parameters = Shapes(SMALL, plan).chunk_parameters(True, True)
-    gathered = data_bytes(program, CollectiveKind.ALL_GATHER, "weights")
+    gathered = data_bytes(program, CommType.ALL_GATHER, "weights")
     times = {0: 0, 1: 1, 2: 1, 3: 2 * plan.micro_batches}[zero]  # FSDP: forward and backward of every micro-batch
     assert gathered == pytest.approx(times * 2 * parameters / plan.dp, rel=1e-3)
     rows = np.flatnonzero(names(program) == "step optimizer")
@@ -213,13 +213,13 @@ def test_tensor_parallel_traffic() -> None:
     plain = generate(SMALL, ParallelPlan(tp=4)).programs[0]
     size = SMALL.sequence * SMALL.hidden * 2
     # Embedding forward, logits backward, and the two sums of the cross entropy.
-    assert data_bytes(plain, CollectiveKind.ALL_REDUCE, "all_reduce") == (4 * SMALL.layers + 2) * size
-    assert data_bytes(plain, CollectiveKind.ALL_REDUCE, "logit") == SMALL.sequence * 4
+    assert data_bytes(plain, CommType.ALL_REDUCE, "all_reduce") == (4 * SMALL.layers + 2) * size
+    assert data_bytes(plain, CommType.ALL_REDUCE, "logit") == SMALL.sequence * 4
     split = generate(SMALL, ParallelPlan(tp=4, sequence_parallel=True)).programs[0]
-    assert data_bytes(split, CollectiveKind.REDUCE_SCATTER, "reduce_scatter") == (4 * SMALL.layers + 2) * size
-    assert data_bytes(split, CollectiveKind.ALL_GATHER, "all_gather") == (4 * SMALL.layers + 2) * size // 4
+    assert data_bytes(split, CommType.REDUCE_SCATTER, "reduce_scatter") == (4 * SMALL.layers + 2) * size
+    assert data_bytes(split, CommType.ALL_GATHER, "all_gather") == (4 * SMALL.layers + 2) * size // 4
     # The inputs of first products are gathered again: two a layer, and that of the logits.
-    assert data_bytes(split, CollectiveKind.ALL_GATHER, "input") == (2 * SMALL.layers + 1) * size // 4
+    assert data_bytes(split, CommType.ALL_GATHER, "input") == (2 * SMALL.layers + 1) * size // 4
 
 
 def test_gradients_overlap_with_the_backward_pass() -> None:

@@ -16,7 +16,7 @@ from foretrace.machine.astra import check, read_groups, read_memory, read_networ
 from foretrace.machine.network import Dimension, Network, Topology
 from foretrace.machine.system import Algorithm, MemoryKind, Pattern, Priority, RemoteMemory
 from foretrace.trace.reading import FormatError
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
 
 NETWORK = {"topology": ["Ring", "Switch"], "npus_count": [4, 2], "bandwidth": [400.0, 37.5], "latency": [250, 1500.5]}
 SYSTEM: dict[str, Any] = {"preferred-dataset-splits": 4, "all-reduce-implementation": ["ring", "direct"]}
@@ -122,7 +122,7 @@ def test_bad_injection_scale(tmp_path: Path, scale: float) -> None:
 )
 def test_implementations(tmp_path: Path, name: str, expected: Algorithm) -> None:
     system = read_system(write(tmp_path, SYSTEM | {"all-reduce-implementation": [name]}))
-    assert system.algorithms == {CollectiveKind.ALL_REDUCE: (expected,)}
+    assert system.algorithms == {CommType.ALL_REDUCE: (expected,)}
 
 
 def test_notes_name_what_has_no_effect(tmp_path: Path) -> None:

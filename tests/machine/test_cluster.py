@@ -23,7 +23,7 @@ from foretrace.machine.fabric import Fabric
 from foretrace.machine.network import Topology
 from foretrace.machine.system import Algorithm, MemoryKind, Pattern, Priority
 from foretrace.trace.reading import FormatError
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
 
 GPU: dict[str, Any] = {
     "name": "GPU",
@@ -169,16 +169,16 @@ def test_the_system_of_a_cluster(tmp_path: Path) -> None:
     assert (large.peak_flops_per_s, large.memory_bytes_per_s) == (1e14, 2e12)
     ring = Algorithm(Pattern.RING)
     assert large.algorithms == {
-        CollectiveKind.ALL_REDUCE: (ring, ring),
-        CollectiveKind.ALL_GATHER: (Algorithm(Pattern.DIRECT, flat=True),),
-        CollectiveKind.REDUCE_SCATTER: (ring, ring),
-        CollectiveKind.ALL_TO_ALL: (Algorithm(Pattern.DIRECT), Algorithm(Pattern.DIRECT)),
+        CommType.ALL_REDUCE: (ring, ring),
+        CommType.ALL_GATHER: (Algorithm(Pattern.DIRECT, flat=True),),
+        CommType.REDUCE_SCATTER: (ring, ring),
+        CommType.ALL_TO_ALL: (Algorithm(Pattern.DIRECT), Algorithm(Pattern.DIRECT)),
     }
-    assert small.algorithms[CollectiveKind.ALL_REDUCE] == (
+    assert small.algorithms[CommType.ALL_REDUCE] == (
         Algorithm(Pattern.DIRECT, 3),
         Algorithm(Pattern.HALVING_DOUBLING),
     )
-    assert cluster.algorithms(CollectiveKind.ALL_REDUCE, 1001) == (ring, ring)
+    assert cluster.algorithms(CommType.ALL_REDUCE, 1001) == (ring, ring)
     assert notes == {"algorithms of collectives are those of large ones": 1}
 
 
@@ -187,7 +187,7 @@ def test_a_torus_has_an_algorithm_for_each_direction(tmp_path: Path) -> None:
     algorithms = {"all_reduce": ["double_binary_tree", "ring"]}
     cluster = read(tmp_path, dimensions=[torus, NVLINK], devices_per_node=32, collectives={"algorithms": algorithms})
     tree = Algorithm(Pattern.DOUBLE_BINARY_TREE)
-    assert cluster.algorithms(CollectiveKind.ALL_REDUCE) == (tree, tree, tree, Algorithm(Pattern.RING))
+    assert cluster.algorithms(CommType.ALL_REDUCE) == (tree, tree, tree, Algorithm(Pattern.RING))
 
 
 @pytest.mark.parametrize(

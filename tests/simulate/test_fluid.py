@@ -14,11 +14,11 @@ from foretrace.simulate import fair
 from foretrace.simulate.cluster import Conditions, simulate_fluid, simulate_workload
 from foretrace.simulate.cluster.fluid import fault_of
 from foretrace.trace import GraphError
-from foretrace.trace.workload import CollectiveKind, Workload, merged
+from foretrace.trace.workload import CommType, Workload, merged
 
 MODEL = dataclasses.replace(MODELS["llama-2-7b"], layers=2)
 RING = (Algorithm(Pattern.RING),)
-KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+KINDS = (CommType.ALL_REDUCE, CommType.ALL_GATHER, CommType.REDUCE_SCATTER, CommType.ALL_TO_ALL)
 
 
 def network(ranks: int, topology: Topology = Topology.RING) -> Network:

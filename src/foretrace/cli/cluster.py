@@ -164,16 +164,18 @@ def _machine(files: Files, choices: Choices) -> Any:
 
 
 def _write(simulation: Any, outputs: Outputs) -> None:
+    if outputs.perfetto is None and outputs.html is None:
+        return
+    job = simulation.job()
     if outputs.perfetto is not None:
         from foretrace.formats.perfetto import write
 
-        write(simulation.job(), outputs.perfetto)
+        write(job, outputs.perfetto)
         show.note(f"wrote {outputs.perfetto}; open it in ui.perfetto.dev")
     if outputs.html is not None:
         from foretrace.report.page import analysis_page
         from foretrace.report.summary import analysis
 
-        job = simulation.job()
         write_atomically(outputs.html, analysis_page(job, analysis(job)).encode())
         show.note(f"wrote {outputs.html}")
 

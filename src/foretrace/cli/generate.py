@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,7 @@ def generate(
 ) -> None:
     """A training step of a transformer under a parallel plan: Chakra ETs, or a description for ``simulate``."""
     from foretrace.generate import ParallelPlan
+    from foretrace.generate.description import is_description
 
     try:
         plan = ParallelPlan(
@@ -78,8 +80,8 @@ def generate(
         description.plan.check(description.model)
     except ValueError as error:
         raise FormatError(model, str(error), "change the plan") from None
-    is_description = output.name.endswith((".yaml", ".yml"))
-    document = _write_description(description, output) if is_description else _write_traces(description, output)
+    write = _write_description if is_description(output) else _write_traces
+    document = write(description, output)
     if as_json:
         print_json(document)
     else:
@@ -90,9 +92,9 @@ def generate(
 def _description(model: str, plan: Any, granularity: Any) -> Any:
     """What was asked for; a description's own plan counts, unless another one was given."""
     from foretrace.generate import MODELS, ParallelPlan
-    from foretrace.generate.description import Description, read_description
+    from foretrace.generate.description import Description, is_description, read_description
 
-    if model.endswith((".yaml", ".yml")):
+    if is_description(Path(model)):
         found = read_description(model)
         if plan != ParallelPlan():
             found = dataclasses.replace(found, plan=plan, granularity=granularity)
@@ -109,8 +111,6 @@ def _write_description(description: Any, output: Path) -> dict[str, Any]:
 
 
 def _write_traces(description: Any, output: Path) -> dict[str, Any]:
-    import json
-
     from foretrace.estimate.cluster import GROUPS_FILE
     from foretrace.formats.chakra.from_workload import groups_document, to_chakra
     from foretrace.formats.chakra.write import write_chakra

@@ -126,8 +126,6 @@ def simulate(
     ] = True,
 ) -> None:
     """Run traces or Chakra ETs again from their dependencies, or ETs on a machine (--network, --system)."""
-    from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
-
     if network is not None or system is not None or machine is not None:
         from foretrace.cli import cluster
 
@@ -146,6 +144,8 @@ def simulate(
     for option, value in given.items():
         if value:
             raise FormatError(option, "it belongs to a machine", "name one: --network and --system, or --machine")
+    from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
+
     factors = _factors(scale)
     for target in (html, perfetto):
         check_writable(target)

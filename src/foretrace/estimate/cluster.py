@@ -9,7 +9,7 @@ from pathlib import Path
 
 from foretrace.formats.chakra.read import rank_in_name
 from foretrace.formats.chakra.read_many import read_workload
-from foretrace.generate.description import SUFFIXES, read_description
+from foretrace.generate.description import is_description, read_description
 from foretrace.machine import astra
 from foretrace.machine.cluster import read_cluster
 from foretrace.machine.network import Network
@@ -115,7 +115,7 @@ def _count_ranks(paths: Sequence[Path]) -> int | None:
 
 
 def _is_description(paths: Sequence[Path]) -> bool:
-    return len(paths) == 1 and paths[0].name.endswith(SUFFIXES)
+    return len(paths) == 1 and is_description(paths[0])
 
 
 def chakra_files(paths: Sequence[Path]) -> list[Path]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from foretrace.generate.costs import Cost
 from foretrace.trace.strings import StringTable
-from foretrace.trace.workload import CollectiveKind, WorkKind
+from foretrace.trace.workload import CommType, WorkKind
 
 # Sources of dependencies that lie in an earlier block: where its stream ended; its last collective on gradients or
 # weights.
@@ -61,7 +61,7 @@ class Block:
         # A look-up has no operations, for which rooflines have no time: with one it takes that of its bytes.
         self.stream = [self._add(name, WorkKind.COMPUTE, self.stream, flops=max(cost.flops, 1), size=cost.bytes)]
 
-    def collective(self, name: str, kind: CollectiveKind, size: int, slot: int) -> int:
+    def collective(self, name: str, kind: CommType, size: int, slot: int) -> int:
         """A collective after what is on the stream; the stream goes on beside it until `join`.
 
         Args:
@@ -72,11 +72,11 @@ class Block:
         """
         return self._add(name, WorkKind.COLLECTIVE, self.stream, size=size, collective=kind, slot=slot)
 
-    def exchange(self, name: str, kind: CollectiveKind, size: int, slot: int) -> None:
+    def exchange(self, name: str, kind: CommType, size: int, slot: int) -> None:
         """A collective on the stream."""
         self.stream = [self.collective(name, kind, size, slot)]
 
-    def data(self, name: str, kind: CollectiveKind, size: int, slot: int) -> int:
+    def data(self, name: str, kind: CommType, size: int, slot: int) -> int:
         """A collective over data-parallel ranks, after the one before it."""
         after = [*self.stream, self.last_data]
         self.last_data = self._add(name, WorkKind.COLLECTIVE, after, size=size, collective=kind, slot=slot)
@@ -96,7 +96,7 @@ class Block:
         self._add(name, WorkKind.SEND, self.stream, size=size, slot=slot, tag=tag)
 
     def _add(self, name: str, kind: WorkKind, after: list[int], *, flops: int = -1, size: int = -1,
-             collective: int = CollectiveKind.NONE, tag: int = -1, slot: int = -1) -> int:  # fmt: skip
+             collective: int = CommType.NONE, tag: int = -1, slot: int = -1) -> int:  # fmt: skip
         row = len(self._rows)
         self._rows.append((-1, kind, flops, size, collective, tag, slot))
         self._names.append(name)

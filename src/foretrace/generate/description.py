@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, get_args
 
 from foretrace.generate.model import MODELS, Transformer
@@ -23,6 +24,11 @@ _CHOICES = {
     "recompute": ("none", "selective", "full"),
     "order": ("tp-pp-dp", "tp-dp-pp"),
 }
+
+
+def is_description(path: Path) -> bool:
+    """Whether a file is a description by its name."""
+    return path.name.endswith(SUFFIXES)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from foretrace.generate.block import Block, Slots
@@ -9,7 +10,7 @@ from foretrace.generate.costs import Cost
 from foretrace.generate.layers import Boundary, Operator, Part, Shapes, operators
 from foretrace.generate.schedule import BACKWARD, FORWARD
 from foretrace.trace.strings import StringTable
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
 
 PREVIOUS, NEXT = 0, 1  # columns of Workload.peers: the pipeline stages before and after, in a circle
 _LOSS_BYTES = 4  # of an element of the sums in the cross entropy
@@ -88,20 +89,20 @@ class PassMaker:
         block.join(block.last_data)
         if plan.sequence_parallel and plan.tp > 1:
             norms = (2 * model.layers // plan.pp + has_head) * model.norm_parameters
-            block.exchange("norm_gradients", CollectiveKind.ALL_REDUCE, norms * width, self.slots.tp)
+            block.exchange("norm_gradients", CommType.ALL_REDUCE, norms * width, self.slots.tp)
         share = plan.dp if plan.zero else 1
         if is_tied:
             size = model.vocabulary // plan.tp * model.hidden * width
-            block.exchange("tied_gradients", CollectiveKind.ALL_REDUCE, -(-size // share), self.slots.embedding)
+            block.exchange("tied_gradients", CommType.ALL_REDUCE, -(-size // share), self.slots.embedding)
         block.compute("optimizer", self.shapes.optimizer(-(-sum(buckets) // share)))
         if plan.dp > 1 and plan.zero in (1, 2):
             for size in buckets:
                 own = -(-size // plan.dp) * model.dtype_bytes
-                block.data("weights", CollectiveKind.ALL_GATHER, own, self.slots.dp)
+                block.data("weights", CommType.ALL_GATHER, own, self.slots.dp)
         return block
 
 
-class _Runner:
+class _Runner(ABC):
     """Goes through the parts of a chunk in one direction."""
 
     direction = FORWARD
@@ -121,16 +122,16 @@ class _Runner:
             self.part(name, part)
             gathered = following
 
+    @abstractmethod
     def part(self, name: str, part: Part) -> None:
         """The nodes of one part."""
-        raise NotImplementedError
 
     def _gather(self, name: str, part: Part) -> int | None:
         """Gather the weights of a part, if data-parallel ranks share them out."""
         if self.plan.zero < 3 or self.plan.dp == 1:
             return None
         size = sum(operator.parameters for operator in operators(part)) * self.shapes.model.dtype_bytes
-        return self.block.data(f"{name}weights", CollectiveKind.ALL_GATHER, -(-size // self.plan.dp),
+        return self.block.data(f"{name}weights", CommType.ALL_GATHER, -(-size // self.plan.dp),
                                self.maker.slots.dp)  # fmt: skip
 
     def forward(self, name: str, part: Part) -> None:
@@ -148,17 +149,17 @@ class _Runner:
             self.reduce(name)
         elif boundary is Boundary.LOSS:
             size, slot = self.shapes.tokens * _LOSS_BYTES, self.maker.slots.tp
-            self.block.exchange("largest_logit", CollectiveKind.ALL_REDUCE, size, slot)
-            self.block.exchange("sums", CollectiveKind.ALL_REDUCE, 2 * size, slot)
+            self.block.exchange("largest_logit", CommType.ALL_REDUCE, size, slot)
+            self.block.exchange("sums", CommType.ALL_REDUCE, 2 * size, slot)
 
     def reduce(self, name: str) -> None:
         """Sum the partial results of the tensor-parallel ranks, each keeping its tokens with sequence parallelism."""
-        kind = CollectiveKind.REDUCE_SCATTER if self.plan.sequence_parallel else CollectiveKind.ALL_REDUCE
+        kind = CommType.REDUCE_SCATTER if self.plan.sequence_parallel else CommType.ALL_REDUCE
         self.block.exchange(name + kind.label, kind, self.shapes.activation_bytes, self.maker.slots.tp)
 
     def all_gather(self, name: str) -> None:
         """Gather the tokens of all tensor-parallel ranks."""
-        self.block.exchange(name, CollectiveKind.ALL_GATHER, self.shapes.sent_bytes, self.maker.slots.tp)
+        self.block.exchange(name, CommType.ALL_GATHER, self.shapes.sent_bytes, self.maker.slots.tp)
 
 
 class _Forward(_Runner):
@@ -214,9 +215,9 @@ class _Backward(_Runner):
         block, slot, size = self.block, self.maker.slots.tp, self.shapes.activation_bytes
         again = None
         if self.plan.sequence_parallel:
-            again = block.collective(f"{name}input", CollectiveKind.ALL_GATHER, self.shapes.sent_bytes, slot)
+            again = block.collective(f"{name}input", CommType.ALL_GATHER, self.shapes.sent_bytes, slot)
         block.compute(f"{name}{item.name} gradient", item.input_gradient)
-        kind = CollectiveKind.REDUCE_SCATTER if self.plan.sequence_parallel else CollectiveKind.ALL_REDUCE
+        kind = CommType.REDUCE_SCATTER if self.plan.sequence_parallel else CommType.ALL_REDUCE
         row = block.collective(f"{name}{kind.label}", kind, size, slot)
         if again is not None:
             block.join(again)
@@ -240,5 +241,5 @@ class _Backward(_Runner):
         size, self.waiting = self.waiting * self.plan.gradient_bytes(self.shapes.model), 0
         is_due = self.is_last or self.plan.zero >= 2
         if size and is_due and self.plan.dp > 1:
-            kind = CollectiveKind.REDUCE_SCATTER if self.plan.zero else CollectiveKind.ALL_REDUCE
+            kind = CommType.REDUCE_SCATTER if self.plan.zero else CommType.ALL_REDUCE
             self.block.data("gradients", kind, size, self.maker.slots.dp)

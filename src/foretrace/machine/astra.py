@@ -14,16 +14,16 @@ from foretrace.machine.config_file import DURATION_NS, RATE, Limits, Notes, Sect
 from foretrace.machine.network import Dimension, Network, Topology
 from foretrace.machine.system import Algorithm, MemoryKind, Pattern, Priority, RemoteMemory, System
 from foretrace.trace.reading import FormatError
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
 
 _Path = str | PathLike[str]
 
 TOPOLOGIES = {"Ring": Topology.RING, "FullyConnected": Topology.FULLY_CONNECTED, "Switch": Topology.SWITCH}
 IMPLEMENTATIONS = {
-    CollectiveKind.ALL_REDUCE: "all-reduce-implementation",
-    CollectiveKind.ALL_GATHER: "all-gather-implementation",
-    CollectiveKind.REDUCE_SCATTER: "reduce-scatter-implementation",
-    CollectiveKind.ALL_TO_ALL: "all-to-all-implementation",
+    CommType.ALL_REDUCE: "all-reduce-implementation",
+    CommType.ALL_GATHER: "all-gather-implementation",
+    CommType.REDUCE_SCATTER: "reduce-scatter-implementation",
+    CommType.ALL_TO_ALL: "all-to-all-implementation",
 }
 _PATTERNS = {
     "ring": Pattern.RING,
@@ -155,7 +155,7 @@ def _scaled(section: Section, key: str, factor: float) -> float | None:
 
 def _algorithms(
     section: Section, num_dimensions: int | None, notes: Notes | None
-) -> dict[CollectiveKind, tuple[Algorithm, ...]]:
+) -> dict[CommType, tuple[Algorithm, ...]]:
     found = {}
     for kind, key in IMPLEMENTATIONS.items():
         names = section.items(key, None)

@@ -21,7 +21,7 @@ from foretrace.machine.network import Network
 from foretrace.machine.system import Algorithm, MemoryKind, Pattern, Priority, RemoteMemory, System
 from foretrace.machine.wiring import Layer, Link, Wiring, read_layer
 from foretrace.trace.reading import FormatError
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
 
 __all__ = [
     "Cluster",
@@ -67,7 +67,7 @@ class Collectives:
     active_chunks: int = 1
     priority: Priority = Priority.LIFO
     hierarchical_all_reduce: bool = True
-    ranges: Mapping[CollectiveKind, tuple[SizeRange, ...]] = field(default_factory=dict)
+    ranges: Mapping[CommType, tuple[SizeRange, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Cluster:
             recorded_without_costs=True,
         )
 
-    def algorithms(self, kind: CollectiveKind, size_bytes: int | None = None) -> tuple[Algorithm, ...]:
+    def algorithms(self, kind: CommType, size_bytes: int | None = None) -> tuple[Algorithm, ...]:
         """Algorithms of a kind of collective at a size, dimension by dimension; None for large ones."""
         ranges = self.collectives.ranges[kind]
         for one in ranges:
@@ -209,10 +209,10 @@ def read_cluster(path: str | PathLike[str]) -> Cluster:
 
 
 _KINDS = {
-    "all_reduce": CollectiveKind.ALL_REDUCE,
-    "all_gather": CollectiveKind.ALL_GATHER,
-    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
-    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "all_reduce": CommType.ALL_REDUCE,
+    "all_gather": CommType.ALL_GATHER,
+    "reduce_scatter": CommType.REDUCE_SCATTER,
+    "all_to_all": CommType.ALL_TO_ALL,
 }
 _ALGORITHM = re.compile(r"(flat_)?(ring|direct|halving_doubling|double_binary_tree)(?::([1-9][0-9]{0,8}))?")
 _ALGORITHMS = "ring, direct, direct:WINDOW, halving_doubling, double_binary_tree, or flat_ring, flat_direct, ..."
@@ -322,8 +322,8 @@ class _CollectivesReader:
         section.end(self._KEYS)
         return collectives
 
-    def _all_ranges(self, section: Section | None) -> dict[CollectiveKind, tuple[SizeRange, ...]]:
-        found: dict[CollectiveKind, tuple[SizeRange, ...]] = {}
+    def _all_ranges(self, section: Section | None) -> dict[CommType, tuple[SizeRange, ...]]:
+        found: dict[CommType, tuple[SizeRange, ...]] = {}
         for kind in _KINDS.values():
             found[kind] = (SizeRange(None, self._default(kind)),)
         if section is None:
@@ -367,9 +367,9 @@ class _CollectivesReader:
             section.fail(key, *misfit)
         return algorithms
 
-    def _default(self, kind: CollectiveKind) -> tuple[Algorithm, ...]:
+    def _default(self, kind: CommType) -> tuple[Algorithm, ...]:
         """Direct where each pair has a link and in all-to-all, else rings."""
-        direct = [kind == CollectiveKind.ALL_TO_ALL or one.wiring == Wiring.FULLY_CONNECTED for one in self.layers]
+        direct = [kind == CommType.ALL_TO_ALL or one.wiring == Wiring.FULLY_CONNECTED for one in self.layers]
         pairs = zip(self.layers, direct, strict=True)
         return tuple(Algorithm(Pattern.DIRECT if one else Pattern.RING) for layer, one in pairs for _ in layer.sizes)
 

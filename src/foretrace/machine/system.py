@@ -6,7 +6,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
+
+# In this order engines have their tables.
+KINDS_WITH_ALGORITHM = (CommType.ALL_REDUCE, CommType.ALL_GATHER, CommType.ALL_TO_ALL, CommType.REDUCE_SCATTER)
 
 
 class Pattern(enum.IntEnum):
@@ -74,7 +77,7 @@ class System:
     splits: int = 1
     priority: Priority = Priority.LIFO
     local_bandwidth_aware: bool = False
-    algorithms: Mapping[CollectiveKind, tuple[Algorithm, ...]] = field(default_factory=dict)
+    algorithms: Mapping[CommType, tuple[Algorithm, ...]] = field(default_factory=dict)
     memory_bytes_per_s: float | None = None
     peak_flops_per_s: float | None = None
     roofline: bool = False

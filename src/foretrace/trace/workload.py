@@ -37,8 +37,8 @@ class WorkKind(enum.IntEnum):
         return self.name.lower()
 
 
-class CollectiveKind(enum.IntEnum):
-    """Collectives, with Chakra's numbers."""
+class CommType(enum.IntEnum):
+    """Collectives, as Chakra's attribute ``comm_type`` numbers them from v0.0.4 on; `NONE` is ours."""
 
     NONE = -1
     ALL_REDUCE = 0
@@ -66,7 +66,7 @@ WORK_COLUMNS: dict[str, tuple[type[np.generic], Any]] = {
     "duration_ns": (np.int64, 0),
     "flops": (np.int64, -1),
     "bytes": (np.int64, -1),
-    "collective": (np.int8, CollectiveKind.NONE),
+    "collective": (np.int8, CommType.NONE),
     "tag": (np.int64, -1),
     "slot": (np.int32, -1),
     "priority": (np.int32, 0),
@@ -83,7 +83,7 @@ class Program:
             ``on_host``, ``duration_ns`` (recorded; 0 for none), ``flops`` (-1 unknown), ``bytes`` (of a compute or
             memory node what it moves, of communication the size as Chakra means it: all-reduce and all-to-all the
             buffer, reduce-scatter the input, all-gather the shard of one rank; -1 unknown), ``collective``
-            (`CollectiveKind`), ``tag`` (of a send or receive), ``slot`` (of a send or receive: column of
+            (`CommType`), ``tag`` (of a send or receive), ``slot`` (of a send or receive: column of
             `Workload.peers`; of a collective: column of `Workload.groups_of`; -1 for none), ``priority``,
             ``dimensions`` (bit i: the collective involves dimension i; -1: all).
         first_dependency: where the dependencies of each node begin and end, shape ``(nodes + 1,)``.
@@ -103,8 +103,11 @@ class Program:
 
     def describe(self, row: int) -> str:
         """A node in words, for messages."""
-        name = self.strings.lookup(self.nodes["name"][row : row + 1])[0] if self.nodes["name"][row] >= 0 else ""
-        return f"node {self.nodes['id'][row]} ({name or WorkKind(self.nodes['kind'][row]).label})"
+        return f"node {self.nodes['id'][row]} ({self.name(row) or WorkKind(self.nodes['kind'][row]).label})"
+
+    def name(self, row: int) -> str:
+        """The name of a node, ``""`` for none."""
+        return self.strings.lookup(self.nodes["name"][row : row + 1])[0]
 
 
 @dataclass(frozen=True)

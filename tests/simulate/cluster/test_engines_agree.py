@@ -23,15 +23,15 @@ from foretrace.simulate.cluster.plain import run as run_plain
 from foretrace.simulate.cluster.plan import Action, Outcome, Plan
 from foretrace.simulate.cluster.run import run_plan
 from foretrace.trace.table import Table
-from foretrace.trace.workload import WORK_COLUMNS, CollectiveKind, Program, WorkGroup, WorkKind, Workload
+from foretrace.trace.workload import WORK_COLUMNS, CommType, Program, WorkGroup, WorkKind, Workload
 
 pytestmark = pytest.mark.skipif(running._engine is None, reason="the engine is not compiled here: no C compiler")
 
 KINDS = (
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.ALL_TO_ALL,
-    CollectiveKind.REDUCE_SCATTER,
+    CommType.ALL_REDUCE,
+    CommType.ALL_GATHER,
+    CommType.ALL_TO_ALL,
+    CommType.REDUCE_SCATTER,
 )
 TREE = Algorithm(Pattern.DOUBLE_BINARY_TREE)
 quick = settings(max_examples=150, suppress_health_check=list(HealthCheck))
@@ -98,10 +98,10 @@ def networks(draw: st.DrawFn, most_ranks: int = 16) -> Network:
 
 
 @st.composite
-def algorithms(draw: st.DrawFn, kind: CollectiveKind, network: Network) -> tuple[Algorithm, ...]:
+def algorithms(draw: st.DrawFn, kind: CommType, network: Network) -> tuple[Algorithm, ...]:
     """A list that the network can run."""
     patterns = [Pattern.RING, Pattern.DIRECT, Pattern.HALVING_DOUBLING]
-    if kind is CollectiveKind.ALL_TO_ALL:
+    if kind is CommType.ALL_TO_ALL:
         patterns.remove(Pattern.HALVING_DOUBLING)
     one = st.builds(Algorithm, st.sampled_from(patterns), st.sampled_from([0, 0, 1, 2, 3]))
     if draw(st.integers(0, 4)) == 0:
@@ -162,7 +162,7 @@ def needs(draw: st.DrawFn, place: int) -> list[int]:
     return [place - 1] if how < 3 else draw(st.lists(st.integers(0, place - 1), max_size=3))
 
 
-def may_use(system: System, kind: CollectiveKind, group: WorkGroup, num_ranks: int) -> bool:
+def may_use(system: System, kind: CommType, group: WorkGroup, num_ranks: int) -> bool:
     """A group that is not the world cannot run a tree."""
     return len(group.ranks) == num_ranks or system.algorithms[kind] != (TREE,)
 
@@ -197,7 +197,7 @@ def _collective(draw: st.DrawFn, job: Job, system: System, groups: list[WorkGrou
     kind = draw(st.sampled_from(KINDS))
     usable = [index for index, group in enumerate(groups) if may_use(system, kind, group, len(job.ranks))]
     group = draw(st.sampled_from(usable))
-    least = system.splits if kind is CollectiveKind.ALL_GATHER else 1
+    least = system.splits if kind is CommType.ALL_GATHER else 1
     columns = {
         "collective": kind,
         "bytes": draw(st.one_of(st.integers(least, 300), st.integers(300, 1 << 20))),
@@ -307,9 +307,7 @@ def test_all_ways_agree_on_many(plan: Plan) -> None:
 
 def lines(network: Network, algorithm: Algorithm, **system: Any) -> System:
     """A system with one algorithm in every dimension."""
-    kinds = [
-        k for k in KINDS if k is not CollectiveKind.ALL_TO_ALL or algorithm.pattern is not Pattern.HALVING_DOUBLING
-    ]
+    kinds = [k for k in KINDS if k is not CommType.ALL_TO_ALL or algorithm.pattern is not Pattern.HALVING_DOUBLING]
     table = {kind: (algorithm,) * len(network.dimensions) for kind in kinds}
     return System(algorithms=table, memory_bytes_per_s=1600e9, **system)
 
@@ -321,7 +319,7 @@ def ring(*sizes: int) -> Network:
 def collective(members: list[int], num_ranks: int, group: WorkGroup | None = None, **columns: Any) -> Workload:
     """One collective, of all ranks or of a group."""
     groups = [WorkGroup(0, np.arange(num_ranks)), *([group] if group else [])]
-    columns = {"collective": CollectiveKind.ALL_REDUCE, "bytes": 1000, **columns}
+    columns = {"collective": CommType.ALL_REDUCE, "bytes": 1000, **columns}
     node = Node(WorkKind.COLLECTIVE, [], len(groups) - 1, columns)
     return workload_of([[node] if rank in members else [] for rank in range(num_ranks)], groups)
 
@@ -339,8 +337,8 @@ def test_no_nodes_at_all() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("pattern", Pattern)
-def test_two_ranks(pattern: Pattern, kind: CollectiveKind) -> None:
-    if kind is CollectiveKind.ALL_TO_ALL and pattern is Pattern.HALVING_DOUBLING:
+def test_two_ranks(pattern: Pattern, kind: CommType) -> None:
+    if kind is CommType.ALL_TO_ALL and pattern is Pattern.HALVING_DOUBLING:
         return
     system = lines(ring(2), Algorithm(pattern))
     plan = plan_of(collective([0, 1], 2, collective=kind), ring(2), system)
@@ -351,9 +349,9 @@ def test_two_ranks(pattern: Pattern, kind: CollectiveKind) -> None:
 @pytest.mark.parametrize("rendezvous", [False, True])
 @pytest.mark.parametrize("congestion", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "finishes"), [(CollectiveKind.ALL_REDUCE, 0), (CollectiveKind.ALL_GATHER, 12)], ids=lambda v: str(v)
+    ("kind", "finishes"), [(CommType.ALL_REDUCE, 0), (CommType.ALL_GATHER, 12)], ids=lambda v: str(v)
 )
-def test_halving_doubling_of_twelve(kind: CollectiveKind, finishes: int, congestion: bool, rendezvous: bool) -> None:
+def test_halving_doubling_of_twelve(kind: CommType, finishes: int, congestion: bool, rendezvous: bool) -> None:
     """No power of two: partners do not fit together, and an all-reduce never ends."""
     system = lines(ring(12), Algorithm(Pattern.HALVING_DOUBLING), splits=2)
     workload = collective([*range(12)], 12, collective=kind)
@@ -401,7 +399,7 @@ def test_five_dimensions() -> None:
 
 def test_messages_of_different_collectives_can_meet() -> None:
     """One rank scatters, the other exchanges: the messages are alike, and both end."""
-    kinds = CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL
+    kinds = CommType.REDUCE_SCATTER, CommType.ALL_TO_ALL
     ranks = [[Node(WorkKind.COLLECTIVE, [], 0, {"collective": kind, "bytes": 1000})] for kind in kinds]
     plan = plan_of(workload_of(ranks, [WorkGroup(0, np.arange(2))]), ring(2), lines(ring(2), Algorithm(Pattern.RING)))
     messages = check_messages(plan)

@@ -22,14 +22,14 @@ from foretrace.simulate.fair import (
     with_faults,
 )
 from foretrace.simulate.fair.collectives import binary_tree
-from foretrace.trace.workload import CollectiveKind, WorkKind, Workload
+from foretrace.trace.workload import CommType, WorkKind, Workload
 from tests.simulate.fair.workloads import alone, collective, network, system, workload
 
 AR, AG, RS, A2A = (
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER,
-    CollectiveKind.ALL_TO_ALL,
+    CommType.ALL_REDUCE,
+    CommType.ALL_GATHER,
+    CommType.REDUCE_SCATTER,
+    CommType.ALL_TO_ALL,
 )
 RING, DIRECT, HALVING_DOUBLING, TREE = Pattern
 SIZE = 1 << 20
@@ -50,7 +50,7 @@ def reduced(size: float) -> float:
     return 3 * size / MEMORY * 1e9
 
 
-def ring_form(kind: CollectiveKind, n: int) -> float:
+def ring_form(kind: CommType, n: int) -> float:
     steps = {AR: 2 * (n - 1), A2A: n * (n - 1) // 2}.get(kind, n - 1)
     size = SIZE if kind == AG else SIZE / n
     return DELAY + steps * (DELAY + sent(size)) + (n - 1) * reduced(size) * (kind in (AR, RS))
@@ -58,14 +58,14 @@ def ring_form(kind: CollectiveKind, n: int) -> float:
 
 @pytest.mark.parametrize("kind", [AR, AG, RS, A2A])
 @pytest.mark.parametrize("n", [2, 5, 8])
-def test_a_ring_alone_takes_its_closed_form(kind: CollectiveKind, n: int) -> None:
+def test_a_ring_alone_takes_its_closed_form(kind: CommType, n: int) -> None:
     found = finishes(alone(kind, SIZE, n), network(("ring", n, 50, 500)), system(RING, memory_bytes_per_s=MEMORY))
     assert found == [pytest.approx(ring_form(kind, n), abs=1)] * n
 
 
 @pytest.mark.parametrize("kind", [AR, AG, RS, A2A])
 @pytest.mark.parametrize("n", [2, 7])
-def test_direct_alone_takes_its_closed_form(kind: CollectiveKind, n: int) -> None:
+def test_direct_alone_takes_its_closed_form(kind: CommType, n: int) -> None:
     size = SIZE if kind == AG else SIZE / n
     expected = 2 * DELAY + sent(size) + reduced(size) * (kind in (AR, RS)) + (DELAY + sent(size)) * (kind == AR)
     net = network(("fully_connected", n, 50, 500))
@@ -88,7 +88,7 @@ def test_a_window_limits_the_messages_under_way(window: int) -> None:
 
 @pytest.mark.parametrize("kind", [AR, AG, RS])
 @pytest.mark.parametrize("n", [2, 4, 16])
-def test_halving_and_doubling_alone_takes_its_closed_form(kind: CollectiveKind, n: int) -> None:
+def test_halving_and_doubling_alone_takes_its_closed_form(kind: CommType, n: int) -> None:
     rounds = int(log2(n))
     sizes = [SIZE / 2 ** (at + 1) for at in range(rounds)]
     messages = {AR: sizes + sizes[::-1], RS: sizes, AG: [SIZE * 2**at for at in range(rounds)]}[kind]
@@ -262,8 +262,8 @@ def test_replay_takes_recorded_times() -> None:
 
 
 def test_a_barrier_waits_for_everybody_and_a_broadcast_takes_its_time() -> None:
-    barrier = collective(CollectiveKind.BARRIER, 0, after=[0])
-    last = collective(CollectiveKind.BROADCAST, 64, duration_ns=40, after=[1])
+    barrier = collective(CommType.BARRIER, 0, after=[0])
+    last = collective(CommType.BROADCAST, 64, duration_ns=40, after=[1])
     programs = [[{"duration_ns": time}, barrier, last] for time in (100, 300)]
     plan = lower(workload(programs, [0, 1]), network(("ring", 2, 50, 500)), system(RING))
     assert rank_finishes(plan, simulate(plan)).tolist() == [340, 340]

@@ -9,7 +9,7 @@ import numpy as np
 from foretrace.machine.network import Dimension, Network, Topology
 from foretrace.machine.system import Algorithm, Pattern, System
 from foretrace.trace.table import Table
-from foretrace.trace.workload import WORK_COLUMNS, CollectiveKind, Program, WorkGroup, WorkKind, Workload
+from foretrace.trace.workload import WORK_COLUMNS, CommType, Program, WorkGroup, WorkKind, Workload
 
 
 def network(*dimensions: tuple[str, int, float, float]) -> Network:
@@ -20,7 +20,7 @@ def network(*dimensions: tuple[str, int, float, float]) -> Network:
 def system(*patterns: Pattern | Algorithm, **options: Any) -> System:
     """The same algorithms for all collectives."""
     algorithms = tuple(Algorithm(each) if isinstance(each, Pattern) else each for each in patterns)
-    return System(algorithms=dict.fromkeys(CollectiveKind, algorithms), **options)
+    return System(algorithms=dict.fromkeys(CommType, algorithms), **options)
 
 
 def program(nodes: list[dict[str, Any]]) -> Program:
@@ -58,10 +58,10 @@ def workload(
     )
 
 
-def collective(kind: CollectiveKind, size: int, **more: Any) -> dict[str, Any]:
+def collective(kind: CommType, size: int, **more: Any) -> dict[str, Any]:
     return {"kind": WorkKind.COLLECTIVE, "collective": kind, "bytes": size, **more}
 
 
-def alone(kind: CollectiveKind, size: int, ranks: int) -> Workload:
+def alone(kind: CommType, size: int, ranks: int) -> Workload:
     """One collective of all ranks."""
     return workload([[collective(kind, size)]], [0] * ranks)

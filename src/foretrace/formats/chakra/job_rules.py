@@ -306,6 +306,6 @@ def _parting(name: str, here: list[Communication], rows: list[NDArray[np.intp]],
 
 
 def _value(column: str, value: int) -> str:
-    if column == "kind" and 0 <= value < len(CommType):
+    if column == "kind" and 0 <= value <= CommType.BARRIER:
         return CommType(value).name
     return str(value) if value >= 0 else "unknown"

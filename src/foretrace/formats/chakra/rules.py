@@ -354,7 +354,7 @@ class Check:
         has_type = self._has("comm_type")
         readable = is_one & (kind != -1 << 40)
         self._nodes("missing-type", np.flatnonzero(is_one & ~has_type))
-        known = (kind >= 0) & (kind < len(CommType))
+        known = (kind >= 0) & (kind <= CommType.BARRIER)
         self._nodes("unknown-collective", np.flatnonzero(readable & ~known), lambda row: f"comm_type {kind[row]}")
         is_barrier = kind == CommType.BARRIER
         needs_size = (is_one & ~is_barrier) | ((np.isin(self.type, COMMUNICATION[:2])) & ~is_call)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.trace import ReadReport, StringTable, Table
+from foretrace.trace.workload import CommType as CommType
 
 
 class NodeType(enum.IntEnum):
@@ -24,21 +25,6 @@ class NodeType(enum.IntEnum):
     COMM_SEND = 5
     COMM_RECV = 6
     COMM_COLL = 7
-
-
-class CommType(enum.IntEnum):
-    """Values of the attribute ``comm_type``, as v0.0.4 numbers them."""
-
-    ALL_REDUCE = 0
-    REDUCE = 1
-    ALL_GATHER = 2
-    GATHER = 3
-    SCATTER = 4
-    BROADCAST = 5
-    ALL_TO_ALL = 6
-    REDUCE_SCATTER = 7
-    REDUCE_SCATTER_BLOCK = 8
-    BARRIER = 9
 
 
 class Wire(enum.IntEnum):

@@ -50,7 +50,7 @@ typedef struct { i32 next; Handler handler; } Posted;
 typedef struct { i32 next, first, last; i32 source, target, arrived; i64 tag, size; } Channel;
 typedef struct { i32 next, rank, target, is_send; i64 tag, size; Handler handler; } Request;  /* of a rendezvous */
 typedef struct { i32 next, total, finished, node; } Job;             /* a collective of one rank */
-typedef struct { i32 dimension, kind, pattern, window, queue; i32 clockwise, variant, how; i64 size; } Phase;
+typedef struct { i32 dimension, kind, pattern, window, queue; i32 clockwise, variant; i64 size; } Phase;
 typedef struct {
     i32 next, previous, queue, rank, job, group, phase, phases, is_started, priority;
     i64 number;
@@ -58,7 +58,7 @@ typedef struct {
     i32 members, position, window, mixing, credits, role, parent, left, right, step;
     i64 prepared, sent, received, sends_left, posted_from;
 } Stream;
-typedef struct { i32 next, stream, member_list, dimension, kind, pattern, clockwise, members, arrived; i64 number, size; i32 phase;
+typedef struct { i32 next, member_list, dimension, kind, pattern, clockwise, members, arrived; i64 number, size; i32 phase;
                  i64 *start; i32 *streams; } Meeting;
 typedef struct { i32 head, tail, length, running; } Queue;
 
@@ -72,7 +72,7 @@ typedef struct {
 
 typedef struct Engine {
     /* the plan */
-    i64 ranks, nodes, groups, dimensions;
+    i64 ranks, groups, dimensions;
     const int8_t *node_resource, *node_action, *node_counts, *node_kind;
     const i64 *node_time, *node_size, *node_tag, *node_dimensions;
     const i32 *node_priority, *node_slot, *node_missing, *child, *program_of, *peer, *group_of, *member;
@@ -900,7 +900,7 @@ static i32 *meeting_place(Engine *e, const Stream *s, const Phase *phase, i32 li
     i32 made = TAKE(meetings, Meeting);
     if (e->failed) return NULL;
     i64 n = s->members;
-    Meeting new = {*bucket, 0, list, phase->dimension, phase->kind, how, clockwise, (i32)n, 0, s->number, phase->size, s->phase,
+    Meeting new = {*bucket, list, phase->dimension, phase->kind, how, clockwise, (i32)n, 0, s->number, phase->size, s->phase,
                    malloc(n * sizeof(i64)), malloc(n * sizeof(i32))};
     if (!new.start || !new.streams) { e->failed = OUT_OF_MEMORY; return NULL; }
     memset(new.streams, 0xff, n * sizeof(i32));
@@ -1455,9 +1455,9 @@ static i64 number(PyObject *object, const char *name) {
 }
 
 static int read_plan(Engine *e, Buffers *b, PyObject *plan) {
-    Py_ssize_t ranks, nodes, groups, dimensions, table;
+    Py_ssize_t ranks, groups, dimensions, table;
 #define ARRAY(field, name, width, length) (e->field = array(b, plan, name, width, 0, length))
-    if (!ARRAY(node_resource, "node_resource", 1, &nodes) || !ARRAY(node_action, "node_action", 1, NULL)
+    if (!ARRAY(node_resource, "node_resource", 1, NULL) || !ARRAY(node_action, "node_action", 1, NULL)
         || !ARRAY(node_counts, "node_counts", 1, NULL) || !ARRAY(node_kind, "node_kind", 1, NULL)
         || !ARRAY(node_time, "node_time", 8, NULL) || !ARRAY(node_size, "node_size", 8, NULL)
         || !ARRAY(node_tag, "node_tag", 8, NULL) || !ARRAY(node_dimensions, "node_dimensions", 8, NULL)
@@ -1473,7 +1473,7 @@ static int read_plan(Engine *e, Buffers *b, PyObject *plan) {
         || !ARRAY(algorithm, "algorithm", 4, &table) || !ARRAY(algorithms, "algorithms", 4, NULL)
         || !ARRAY(flat, "flat", 1, NULL))
         return 0;
-    e->ranks = ranks, e->nodes = nodes, e->groups = groups - 1, e->dimensions = dimensions;
+    e->ranks = ranks, e->groups = groups - 1, e->dimensions = dimensions;
     e->most_dimensions = table / 8;
     e->endpoint_delay = number(plan, "endpoint_delay"), e->local_delay = number(plan, "local_delay");
     e->splits = number(plan, "splits"), e->active_chunks = number(plan, "active_chunks");

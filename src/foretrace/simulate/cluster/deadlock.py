@@ -83,10 +83,8 @@ class _Reader:
             partners, reason = self._of_message(rank, row, kind)
         else:
             partners, reason = [], "the rank has failed before the end of it"
-        name = (
-            program.strings.lookup(program.nodes["name"][row : row + 1])[0] if program.nodes["name"][row] >= 0 else ""
-        )
-        where = {"node": int(program.nodes["id"][row]), "name": name, "kind": kind.label, "since_ns": since_ns}
+        node, name = int(program.nodes["id"][row]), program.name(row)
+        where = {"node": node, "name": name, "kind": kind.label, "since_ns": since_ns}
         return {**where, "for_ranks": partners, "reason": reason}
 
     def _of_message(self, rank: int, row: int, kind: WorkKind) -> tuple[list[int], str]:

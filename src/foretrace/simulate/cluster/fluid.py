@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from foretrace.machine.network import Network, Topology
+from foretrace.machine.network import Network
 from foretrace.machine.system import RemoteMemory, System
 from foretrace.simulate import fair
 from foretrace.simulate.cluster.lower import Options, lower
@@ -68,10 +68,10 @@ def fault_of(text: str, network: Network) -> fair.Fault:
         return fair.Fault(fair.FaultKind.RANK, int(rank), *times, float(factor or 0))
     if int(dimension) >= len(network.dimensions) or int(at) >= network.num_ranks:
         raise ValueError(f"{text!r}: there is no such dimension or rank")
-    wired = network.dimensions[int(dimension)]
-    if int(which or 0) >= (wired.size if wired.topology is Topology.FULLY_CONNECTED else 2):
+    wiring = fair.Wiring(network)
+    if int(which or 0) >= wiring.widths[int(dimension)]:
         raise ValueError(f"{text!r}: rank {at} has no link {which} in dimension {dimension}")
-    link = fair.Wiring(network).find(int(dimension), int(at), int(which or 0))
+    link = wiring.find(int(dimension), int(at), int(which or 0))
     return fair.Fault(fair.FaultKind.LINK, link, *times, float(factor or 0))
 
 

@@ -10,17 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.machine.network import Network, Topology
-from foretrace.machine.system import Algorithm, MemoryKind, Pattern, Priority, RemoteMemory, System
+from foretrace.machine.system import (
+    KINDS_WITH_ALGORITHM,
+    Algorithm,
+    MemoryKind,
+    Pattern,
+    Priority,
+    RemoteMemory,
+    System,
+)
 from foretrace.simulate.cluster.plan import Action, Plan, Resource
 from foretrace.trace.graph import GraphError
-from foretrace.trace.workload import WORLD, CollectiveKind, Program, WorkKind, Workload
+from foretrace.trace.workload import WORLD, CommType, Program, WorkKind, Workload
 
-KINDS = (
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.ALL_TO_ALL,
-    CollectiveKind.REDUCE_SCATTER,
-)
 _TAGS = 500_000_000  # a tag of a send counts modulo this
 _MOST = 1 << 60  # of any size or time, so that sums stay within 64 bits
 _ABSENT_DIMENSIONS = 0b1111  # a collective that names none involves the first four
@@ -165,7 +167,7 @@ def _nodes(program: Program, path: str, system: System, memory: RemoteMemory) ->
         (WorkKind.MEMORY, Action.MEMORY),
     ):
         action[kind == work] = what
-    action[(kind == WorkKind.COLLECTIVE) & (nodes["collective"] == CollectiveKind.BROADCAST)] = Action.WAIT
+    action[(kind == WorkKind.COLLECTIVE) & (nodes["collective"] == CommType.BROADCAST)] = Action.WAIT
     time = np.where(nodes["duration_ns"] == 0, _NO_TIME_NS, nodes["duration_ns"])
     counts = (resource == Resource.COMPUTE) & (kind == WorkKind.COMPUTE)
     if system.replay_only:
@@ -233,9 +235,9 @@ def _check(program: Program, path: str, action: NDArray[np.int8], on_host: NDArr
     collective, size = program.nodes["collective"], program.nodes["bytes"]
     is_message = (action == Action.SEND) | (action == Action.RECEIVE)
     is_collective = action == Action.COLLECTIVE
-    for row in np.flatnonzero(is_collective & ~np.isin(collective, KINDS))[:1]:
-        kinds = [kind.value for kind in CollectiveKind]
-        name = CollectiveKind(collective[row]).label if collective[row] in kinds else str(collective[row])
+    for row in np.flatnonzero(is_collective & ~np.isin(collective, KINDS_WITH_ALGORITHM))[:1]:
+        kinds = [kind.value for kind in CommType]
+        name = CommType(collective[row]).label if collective[row] in kinds else str(collective[row])
         raise GraphError(f"{path}{program.describe(row)}: no algorithm for the collective {name}")
     for row in np.flatnonzero((is_collective | is_message) & (size <= 0))[:1]:
         raise GraphError(f"{path}{program.describe(row)}: its comm_size is {size[row]}, must be at least 1")
@@ -250,19 +252,19 @@ def _check_collectives(workload: Workload, system: System) -> None:
     for index, program in enumerate(workload.programs):
         kinds, size = program.nodes["collective"], program.nodes["bytes"]
         is_collective = program.nodes["kind"] == WorkKind.COLLECTIVE
-        for kind in KINDS:
+        for kind in KINDS_WITH_ALGORITHM:
             rows = np.flatnonzero(is_collective & (kinds == kind))
             if not len(rows):
                 continue
             if not system.algorithms.get(kind):
                 raise GraphError(f"the system has no {kind.label.replace('_', '-')}-implementation")
             patterns = {algorithm.pattern for algorithm in system.algorithms[kind]}
-            reduces = kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
+            reduces = kind in (CommType.ALL_REDUCE, CommType.REDUCE_SCATTER)
             if (reduces or Pattern.DOUBLE_BINARY_TREE in patterns) and not system.memory_bytes_per_s:
                 raise GraphError("collectives that reduce need local-mem-bw in the system's file")
-            if kind is CollectiveKind.ALL_TO_ALL and Pattern.HALVING_DOUBLING in patterns:
+            if kind is CommType.ALL_TO_ALL and Pattern.HALVING_DOUBLING in patterns:
                 raise GraphError("halving-doubling has no all-to-all; choose ring or direct")
-        few = is_collective & (kinds == CollectiveKind.ALL_GATHER) & (size < system.splits)
+        few = is_collective & (kinds == CommType.ALL_GATHER) & (size < system.splits)
         for row in np.flatnonzero(few)[:1]:
             raise GraphError(
                 f"{_path(workload, index)}{program.describe(row)}: {size[row]} bytes in {system.splits} splits"
@@ -279,7 +281,7 @@ def _check_trees(workload: Workload, index: int, system: System) -> None:
             continue
         mine = (program.nodes["kind"] == WorkKind.COLLECTIVE) & (program.nodes["slot"] == slot)
         for kind in np.unique(program.nodes["collective"][mine]):
-            algorithms: tuple[Algorithm, ...] = system.algorithms.get(CollectiveKind(kind), ())
+            algorithms: tuple[Algorithm, ...] = system.algorithms.get(CommType(kind), ())
             if len(algorithms) == 1 and algorithms[0].pattern is Pattern.DOUBLE_BINARY_TREE:
                 raise GraphError(f"{_path(workload, index)}a group cannot run the double binary tree: choose ring")
 
@@ -332,9 +334,9 @@ def _network(network: Network) -> dict[str, Any]:
 
 
 def _algorithms(system: System, num_dimensions: int) -> dict[str, Any]:
-    lists = [system.algorithms.get(kind, ()) for kind in KINDS]
+    lists = [system.algorithms.get(kind, ()) for kind in KINDS_WITH_ALGORITHM]
     most = max(num_dimensions, *(len(each) for each in lists), 1)
-    table = np.zeros((len(KINDS), most, 2), np.int32)
+    table = np.zeros((len(KINDS_WITH_ALGORITHM), most, 2), np.int32)
     for row, each in enumerate(lists):
         for column, algorithm in enumerate(each):
             table[row, column] = algorithm.pattern, algorithm.window

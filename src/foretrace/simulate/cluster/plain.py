@@ -25,18 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from foretrace.machine.system import Pattern
+from foretrace.machine.system import KINDS_WITH_ALGORITHM, Pattern
 from foretrace.simulate.cluster.plan import I64, Action, Outcome, Plan, Resource
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
 
 Event = Callable[[], None]
 
-_KINDS = (
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.ALL_TO_ALL,
-    CollectiveKind.REDUCE_SCATTER,
-)  # in the order of `Plan.algorithm`
 _EVERYBODY = -1  # the group of all ranks
 _COLLECTIVE_TAG = 500_000_000  # tags of collectives begin here, those of sends and receives end here
 _RENDEZVOUS_TAG = 1_000_000_000  # on top of the tag of the message that it announces
@@ -431,14 +425,14 @@ class _Cluster:
         self._choices = _choices(plan)
         self._lines: dict[tuple[int, int], range] = {}
 
-    def rings(self, rank: int, kind: CollectiveKind, group: int) -> list[tuple[_Ring, _Choice]]:
+    def rings(self, rank: int, kind: CommType, group: int) -> list[tuple[_Ring, _Choice]]:
         """The logical dimensions of a kind of collective as a rank sees them, each with its algorithm."""
         choices = self._choices[kind]
         if group != _EVERYBODY and self._size(group) != self.plan.num_ranks:
             # The peer keeps a group's algorithm only where a kind has a single one.
             choice = choices[0] if len(choices) == 1 else _Choice(Pattern.RING, 0)
             return [(self._local_ring(rank, group), choice)]
-        if self.plan.flat[_KINDS.index(kind)]:
+        if self.plan.flat[KINDS_WITH_ALGORITHM.index(kind)]:
             return [(_Ring(range(self.plan.num_ranks), rank), choices[0])]
         return [(self._line(rank, index), choice) for index, choice in enumerate(choices)]
 
@@ -466,9 +460,9 @@ class _Cluster:
         return _Ring(self._lines[index, first], dimension.coordinate(rank))
 
 
-def _choices(plan: Plan) -> dict[CollectiveKind, list[_Choice]]:
+def _choices(plan: Plan) -> dict[CommType, list[_Choice]]:
     found = {}
-    for kind, count, rows in zip(_KINDS, plan.algorithms.tolist(), plan.algorithm.tolist(), strict=True):
+    for kind, count, rows in zip(KINDS_WITH_ALGORITHM, plan.algorithms.tolist(), plan.algorithm.tolist(), strict=True):
         found[kind] = [_Choice(Pattern(pattern), window) for pattern, window in rows[:count]]
     return found
 
@@ -514,7 +508,7 @@ class _Phase:
         tree: which of the two trees it takes: 0 or 1.
     """
 
-    kind: CollectiveKind
+    kind: CommType
     choice: _Choice
     ring: _Ring
     dimension: int
@@ -528,9 +522,9 @@ class _Phase:
         """Bytes at its end."""
         if self.choice.pattern == Pattern.DOUBLE_BINARY_TREE:  # always an all-reduce, whatever it stands for
             return self.size
-        if self.kind == CollectiveKind.REDUCE_SCATTER:
+        if self.kind == CommType.REDUCE_SCATTER:
             return self.size // len(self.ring.members)
-        return self.size * len(self.ring.members) if self.kind == CollectiveKind.ALL_GATHER else self.size
+        return self.size * len(self.ring.members) if self.kind == CommType.ALL_GATHER else self.size
 
 
 @dataclass(slots=True)
@@ -597,11 +591,11 @@ class _System:
         self._cursors = [_Cursor(plan.queues) for _ in cluster.dimensions]
         self._collectives = 0
         self._streams: Counter[int] = Counter()  # by group
-        self._trees: Counter[tuple[CollectiveKind, int]] = Counter()  # phases, by kind of collective and dimension
+        self._trees: Counter[tuple[CommType, int]] = Counter()  # phases, by kind of collective and dimension
 
     def collective(self, node: int, group: int) -> None:
         """Begin the collective of a node."""
-        nodes, kind = self.cluster.nodes, CollectiveKind(self.cluster.nodes.kind[node])
+        nodes, kind = self.cluster.nodes, CommType(self.cluster.nodes.kind[node])
         chunk, count = self._cut(kind, nodes.size[node])
         involved = nodes.dimensions[node] if group == _EVERYBODY else -1
         rings = self.cluster.rings(self.rank, kind, group)
@@ -613,10 +607,10 @@ class _System:
             if phases:  # else it waits forever
                 self._advance(stream)
 
-    def _cut(self, kind: CollectiveKind, size: int) -> tuple[int, int]:
+    def _cut(self, kind: CommType, size: int) -> tuple[int, int]:
         """The size of chunks and their number; the last one is not smaller, even if less is left."""
         chunk, ranks = size // self.cluster.plan.splits, self.cluster.plan.num_ranks
-        if kind != CollectiveKind.ALL_GATHER and chunk < ranks:
+        if kind != CommType.ALL_GATHER and chunk < ranks:
             chunk, size = ranks, self.cluster.plan.splits * ranks
         if size and not chunk:
             raise ValueError(f"an all-gather of {size} bytes cannot be split into {self.cluster.plan.splits} chunks")
@@ -639,9 +633,7 @@ class _System:
         self._streams[_EVERYBODY] += 1
         return number
 
-    def _phases(
-        self, kind: CollectiveKind, rings: list[tuple[_Ring, _Choice]], active: list[int], size: int
-    ) -> list[_Phase]:
+    def _phases(self, kind: CommType, rings: list[tuple[_Ring, _Choice]], active: list[int], size: int) -> list[_Phase]:
         phases = []
         for dimension, part, rule in _parts(kind, active, self.cluster.plan.local_bandwidth_aware):
             ring, choice = rings[dimension]
@@ -683,20 +675,18 @@ class _System:
         self._advance(stream)
 
 
-def _parts(
-    kind: CollectiveKind, active: list[int], local_bandwidth_aware: bool
-) -> list[tuple[int, CollectiveKind, _Rule]]:
+def _parts(kind: CommType, active: list[int], local_bandwidth_aware: bool) -> list[tuple[int, CommType, _Rule]]:
     """The phases of a collective over some dimensions: dimension, kind, and the queue's rule."""
     if not active:
         return []
-    if kind == CollectiveKind.ALL_REDUCE and local_bandwidth_aware:
+    if kind == CommType.ALL_REDUCE and local_bandwidth_aware:
         *lower, top = active
         return [
-            *((each, CollectiveKind.REDUCE_SCATTER, _Rule.FIRST_HALF) for each in lower),
-            (top, CollectiveKind.ALL_REDUCE, _Rule.FIRST_HALF),
-            *((each, CollectiveKind.ALL_GATHER, _Rule.SECOND_HALF) for each in reversed(lower)),
+            *((each, CommType.REDUCE_SCATTER, _Rule.FIRST_HALF) for each in lower),
+            (top, CommType.ALL_REDUCE, _Rule.FIRST_HALF),
+            *((each, CommType.ALL_GATHER, _Rule.SECOND_HALF) for each in reversed(lower)),
         ]
-    order = reversed(active) if kind == CollectiveKind.ALL_GATHER else active
+    order = reversed(active) if kind == CommType.ALL_GATHER else active
     return [(each, kind, _Rule.ANY) for each in order]
 
 
@@ -825,7 +815,7 @@ class _Exchange(_Algorithm):
         """Whether the next step reduces: the first steps of a cycle only send; an all-reduce gathers in even cycles."""
         cycle, place = divmod(self._prepared, self._cycle)
         kind = self.phase.kind
-        reduces = kind == CollectiveKind.REDUCE_SCATTER or (kind == CollectiveKind.ALL_REDUCE and cycle % 2 == 0)
+        reduces = kind == CommType.REDUCE_SCATTER or (kind == CommType.ALL_REDUCE and cycle % 2 == 0)
         return reduces and place >= self._window
 
     def _try_to_send(self) -> None:
@@ -843,7 +833,7 @@ class _Exchange(_Algorithm):
 
 def _share(phase: _Phase) -> int:
     """Bytes of a message where every one has the same size."""
-    gathers = phase.kind == CollectiveKind.ALL_GATHER
+    gathers = phase.kind == CommType.ALL_GATHER
     return phase.size if gathers else phase.size // len(phase.ring.members)
 
 
@@ -854,9 +844,9 @@ class _RingExchange(_Exchange):
         phase = stream.phases[stream.phase]
         others = len(phase.ring.members) - 1
         sends = others
-        if phase.kind == CollectiveKind.ALL_REDUCE:
+        if phase.kind == CommType.ALL_REDUCE:
             sends = 2 * others
-        elif phase.kind == CollectiveKind.ALL_TO_ALL:
+        elif phase.kind == CommType.ALL_TO_ALL:
             sends = (others + 1) * others // 2
         super().__init__(system, stream, window=1, sends=sends, mixing=others)
         target, source = phase.ring.at(phase.direction), phase.ring.at(-phase.direction)
@@ -873,7 +863,7 @@ class _DirectExchange(_Exchange):
         phase = stream.phases[stream.phase]
         others = len(phase.ring.members) - 1
         window = min(phase.choice.window or others, others)
-        sends = 2 * others if phase.kind == CollectiveKind.ALL_REDUCE else others
+        sends = 2 * others if phase.kind == CommType.ALL_REDUCE else others
         mixing = others * window if phase.ring.local else window
         super().__init__(system, stream, window, sends, mixing)
         self._others, self._turn, self._size = others, 0, _share(phase)
@@ -884,7 +874,7 @@ class _DirectExchange(_Exchange):
         return _Packet(self.phase.ring.at(distance), self.phase.ring.at(-distance), self._size)
 
     def on_ready(self) -> None:
-        if self.phase.kind != CollectiveKind.ALL_REDUCE or self.sends > self._others:
+        if self.phase.kind != CommType.ALL_REDUCE or self.sends > self._others:
             super().on_ready()
             return
         self._credits += 1
@@ -899,20 +889,20 @@ class _HalvingExchange(_Exchange):
 
     def __init__(self, system: _System, stream: _Stream) -> None:
         phase = stream.phases[stream.phase]
-        if phase.kind == CollectiveKind.ALL_TO_ALL:
+        if phase.kind == CommType.ALL_TO_ALL:
             raise ValueError("halving and doubling cannot run an all-to-all")
         count = len(phase.ring.members)
         rounds = math.log2(count)
-        sends = int(2 * rounds) if phase.kind == CollectiveKind.ALL_REDUCE else int(rounds)
+        sends = int(2 * rounds) if phase.kind == CommType.ALL_REDUCE else int(rounds)
         super().__init__(system, stream, window=1, sends=sends, mixing=int(rounds - 1))
-        self._growing = phase.kind != CollectiveKind.ALL_GATHER
+        self._growing = phase.kind != CommType.ALL_GATHER
         self._distance, self._size = (1, phase.size // 2) if self._growing else (count // 2, phase.size)
 
     def _next_packet(self) -> _Packet:
         partner = self._partner()
         packet = _Packet(partner, partner, self._size)
         self._move_on()
-        if self._distance == len(self.phase.ring.members) and self.phase.kind == CollectiveKind.ALL_REDUCE:
+        if self._distance == len(self.phase.ring.members) and self.phase.kind == CommType.ALL_REDUCE:
             self._growing = False
             self._move_on()
         return packet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ class Plan:
         node_resource, node_action: `Resource` and `Action`, shape ``(nodes,)``.
         node_time: ns, of `Action.WAIT` and `Action.MEMORY`.
         node_counts: 1 where the time counts as computation.
-        node_kind: `CollectiveKind` number (0 all-reduce, 2 all-gather, 6 all-to-all, 7 reduce-scatter).
+        node_kind: `CommType` number (0 all-reduce, 2 all-gather, 6 all-to-all, 7 reduce-scatter).
         node_size: bytes. node_tag: of a send or receive (already modulo 5e8). node_priority: see `priority`.
         node_slot: column of the rank's peers or groups, -1 for a collective of all. node_dimensions: bit i: dimension i
             is involved (groups involve all).
@@ -110,6 +111,15 @@ class Plan:
         """Ranks, from 0."""
         return len(self.program_of)
 
+    @cached_property
+    def first_state(self) -> I64:
+        """Where the nodes of each rank begin among those of all ranks, shape ``(ranks + 1,)``.
+
+        A rank that another one stands for (program -1) has none.
+        """
+        sizes = np.append(np.diff(self.first_node), 0)[self.program_of]
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
 
 @dataclass
 class Outcome:
@@ -135,13 +145,10 @@ class Outcome:
     link_busy: I64
     messages: int = 0
     represent: I32 | None = None  # the rank that stands for each rank, None where each was simulated
+    first_state: I64 | None = None  # of the plan that was run in a fold, None where each rank was simulated
 
     def nodes_of(self, plan: Plan, rank: int) -> slice:
         """Where the nodes of a rank stand in ``start`` and ``end``."""
-        sizes = np.diff(plan.first_node)
-        if self.represent is None:
-            first, own = np.cumsum(np.append(0, sizes[plan.program_of])), rank
-        else:
-            is_own = self.represent == np.arange(plan.num_ranks)
-            first, own = np.cumsum(np.append(0, np.where(is_own, sizes[plan.program_of], 0))), int(self.represent[rank])
+        first = plan.first_state if self.first_state is None else self.first_state
+        own = rank if self.represent is None else int(self.represent[rank])
         return slice(int(first[own]), int(first[own + 1]))

@@ -19,15 +19,9 @@ except ImportError:  # no C compiler where it was installed
 _WAITING = ("rank", "node", "stream", "dimension", "phase", "received", "posted_from")
 
 
-def nodes_of_ranks(plan: Plan) -> Any:
-    """How many nodes each rank runs, shape ``(ranks,)``; 0 for a rank that another one stands for."""
-    sizes = np.append(np.diff(plan.first_node), 0)
-    return sizes[plan.program_of]
-
-
 def empty_outcome(plan: Plan) -> Outcome:
     """An outcome in which nothing has happened."""
-    ranks, states = plan.num_ranks, int(nodes_of_ranks(plan).sum())
+    ranks, states = plan.num_ranks, int(plan.first_state[-1])
     wires = np.where(plan.topology == 1, plan.size, 2)
     links = int(ranks * wires.sum()) if plan.congestion else 0
     return Outcome(
@@ -48,14 +42,13 @@ def run_plan(plan: Plan, can_fold: bool = True) -> Outcome:
 
         return run(plan)
     folded = fold(plan) if can_fold else None
-    outcome = _run(folded.apply(plan), folded) if folded is not None else None
-    if outcome is None or _is_mixed(plan, outcome):
-        folded, outcome = None, _run(plan, None)
-    assert outcome is not None  # only a fold is given up
-    if plan.phases_at_once and _is_mixed(plan, outcome):
+    outcome = _run_folded(plan, folded) if folded is not None else None
+    if outcome is None:
+        outcome = _run(plan, None)
+    if plan.phases_at_once and outcome is not None and _is_mixed(plan, outcome):
         outcome = _run(replace(plan, phases_at_once=False), None)
-        assert outcome is not None
-    return outcome if folded is None else _unfolded(plan, folded, outcome)
+    assert outcome is not None  # only a fold is given up
+    return outcome
 
 
 def _is_mixed(plan: Plan, outcome: Outcome) -> bool:
@@ -84,9 +77,13 @@ def _run(plan: Plan, folded: Fold | None) -> Outcome | None:
     return outcome
 
 
-def _unfolded(plan: Plan, folded: Fold, outcome: Outcome) -> Outcome:
-    """What was found of those that stand for others, for all ranks."""
+def _run_folded(plan: Plan, folded: Fold) -> Outcome | None:
+    """What is found of those that stand for others, for all ranks; None if they turn out to differ."""
+    part = folded.apply(plan)
+    outcome = _run(part, folded)
+    if outcome is None:
+        return None
     represent = folded.represent
     outcome.finish, outcome.computed = outcome.finish[represent], outcome.computed[represent]
-    outcome.represent = represent
+    outcome.represent, outcome.first_state = represent, part.first_state
     return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from foretrace.simulate.cluster.lower import Options, lower
 from foretrace.simulate.cluster.plan import Outcome, Plan
 from foretrace.simulate.cluster.run import run_plan
 from foretrace.simulate.cluster.timelines import timeline
+from foretrace.simulate.fair.wiring import Wiring
 from foretrace.trace import Job, Timeline
 from foretrace.trace.workload import Workload
 
@@ -71,38 +73,19 @@ class ClusterSimulation:
             return []
         span = max(int(self.outcome.end.max(initial=0)), 1)
         rows: list[dict[str, Any]] = []
-        for dimension, first, end in self._wires():
+        wiring = Wiring(self.network)
+        for dimension, (first, end) in enumerate(pairwise(wiring.first.tolist())):
             size, busy = self.outcome.link_bytes[first:end], self.outcome.link_busy[first:end]
-            used = np.flatnonzero(size)
             if len(self.outcome.link_bytes) > _MOST_LINKS:
                 share = float(busy.sum()) / span / max(end - first, 1)
                 whole = {"bytes": int(size.sum()), "busy_ns": int(busy.sum()), "utilization": share}
                 rows.append({"dimension": dimension, "link": "all", "links": end - first, **whole})
                 continue
-            for link in used.tolist():
+            for link in np.flatnonzero(size).tolist():
+                sender, receiver = ("switch" if end is None else end for end in wiring.ends(first + link)[1:])
                 use = {"bytes": int(size[link]), "busy_ns": int(busy[link]), "utilization": int(busy[link]) / span}
-                rows.append({"dimension": dimension, "link": self._link_name(dimension, link), **use})
+                rows.append({"dimension": dimension, "link": f"{sender} -> {receiver}", **use})
         return rows
-
-    def _wires(self) -> list[tuple[int, int, int]]:
-        """Where the links of each dimension begin and end."""
-        first, found = 0, []
-        for dimension, topology in enumerate(self.plan.topology):
-            end = first + self.plan.num_ranks * (int(self.plan.size[dimension]) if topology == 1 else 2)
-            found.append((dimension, first, end))
-            first = end
-        return found
-
-    def _link_name(self, dimension: int, link: int) -> str:
-        n, stride = int(self.plan.size[dimension]), self.network.strides[dimension]
-        if self.plan.topology[dimension] == 1:
-            rank, there = divmod(link, n)
-            return f"{rank} -> {rank + (there - rank // stride % n) * stride}"
-        rank, way = divmod(link, 2)
-        if self.plan.topology[dimension] == 2:
-            return f"switch -> {rank}" if way else f"{rank} -> switch"
-        here = rank // stride % n
-        return f"{rank} -> {rank + ((here + (-1 if way else 1)) % n - here) * stride}"
 
 
 def simulate_workload(

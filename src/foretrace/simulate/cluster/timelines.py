@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from foretrace.simulate.cluster.plan import Outcome, Plan, Resource
 from foretrace.trace import Category, Lane, LaneKind, StringTable, Table, Timeline
-from foretrace.trace.workload import CollectiveKind, WorkKind, Workload
+from foretrace.trace.workload import CommType, WorkKind, Workload
 
 _STREAMS = {Resource.COMPUTE: 7, Resource.COMMUNICATION: 20, Resource.NONE: 21}
 _DEVICE_LANE = {resource: place for place, resource in enumerate(_STREAMS, start=1)}
@@ -54,7 +54,7 @@ def _names(program: Any, rows: NDArray[np.intp], kind: NDArray[np.int8]) -> list
         if what in (WorkKind.SEND, WorkKind.RECEIVE):
             names.append(f"ncclDevKernel_SendRecv {name}".rstrip())
         elif what == WorkKind.COLLECTIVE:
-            label = "".join(part.capitalize() for part in CollectiveKind(collective).label.split("_"))
+            label = "".join(part.capitalize() for part in CommType(collective).label.split("_"))
             names.append(f"ncclDevKernel_{label} {name}".rstrip())
         else:
             names.append(name or WorkKind(what).label)

@@ -18,11 +18,10 @@ from foretrace.machine.network import Network
 from foretrace.machine.system import Algorithm, Pattern, System
 from foretrace.simulate.fair.builder import Builder
 from foretrace.simulate.fair.plan import F64, I64, Kind
-from foretrace.trace.workload import CollectiveKind
+from foretrace.trace.workload import CommType
 
-ALL_REDUCE, ALL_GATHER = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER
-ALL_TO_ALL, REDUCE_SCATTER = CollectiveKind.ALL_TO_ALL, CollectiveKind.REDUCE_SCATTER
-EXPANDED = (ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER)
+ALL_REDUCE, ALL_GATHER = CommType.ALL_REDUCE, CommType.ALL_GATHER
+ALL_TO_ALL, REDUCE_SCATTER = CommType.ALL_TO_ALL, CommType.REDUCE_SCATTER
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def logical_dimensions(algorithms: Sequence[Algorithm], count: int, grid: tuple[
     return lines
 
 
-def phases(kind: CollectiveKind, dimensions: int, bandwidth_aware: bool) -> list[tuple[CollectiveKind, int]]:
+def phases(kind: CommType, dimensions: int, bandwidth_aware: bool) -> list[tuple[CommType, int]]:
     """Kind and logical dimension of each phase of a collective."""
     inner = list(range(dimensions))
     if kind == ALL_REDUCE and bandwidth_aware and inner:
@@ -87,7 +86,7 @@ class Collectives:
         memory = self.system.memory_bytes_per_s
         return 3 * size / memory * 1e9 if memory else 0.0
 
-    def expand(self, kind: CollectiveKind, size: float, ranks: I64, lines: list[Lines], enter: I64, leave: I64) -> None:
+    def expand(self, kind: CommType, size: float, ranks: I64, lines: list[Lines], enter: I64, leave: I64) -> None:
         """Several collectives of one kind, size and shape at once, each of ``(collectives, members)``.
 
         The chunks of a collective go through its phases one behind the other, at most ``active_chunks`` of them at once
@@ -113,7 +112,7 @@ class Collectives:
             self.builder.wait(at, leave)
 
     def phase(
-        self, kind: CollectiveKind, algorithm: Algorithm, ranks: I64, members: I64, enter: I64, size: float, chunk: int
+        self, kind: CommType, algorithm: Algorithm, ranks: I64, members: I64, enter: I64, size: float, chunk: int
     ) -> tuple[I64, float]:
         """One phase of some collectives: its last activities, ``(collectives, lines, n)``, and the size after it."""
         shape, n = (len(ranks), *members.shape), members.shape[1]
@@ -152,7 +151,7 @@ class Collectives:
         last: I64 = ready[-1]
         return last
 
-    def ring(self, kind: CollectiveKind, ranks: I64, enter: I64, size: float) -> I64:
+    def ring(self, kind: CommType, ranks: I64, enter: I64, size: float) -> I64:
         """Everybody sends to the next in line; an all-to-all hands on what is for others."""
         n = ranks.shape[1]
         count = {ALL_REDUCE: 2 * (n - 1), ALL_TO_ALL: n * (n - 1) // 2}.get(kind, n - 1)
@@ -162,7 +161,7 @@ class Collectives:
         reduction = np.where(combines, self.reduction(message), 0.0)
         return self.steps(ranks, enter, target, np.full(count, message), reduction, in_order=True)
 
-    def halving_doubling(self, kind: CollectiveKind, ranks: I64, enter: I64, size: float) -> I64:
+    def halving_doubling(self, kind: CommType, ranks: I64, enter: I64, size: float) -> I64:
         """Partners at distance 1, 2, 4, ... exchange halves, quarters, ...; an all-gather goes the other way."""
         n = ranks.shape[1]
         if n & (n - 1) or kind == ALL_TO_ALL:
@@ -181,7 +180,7 @@ class Collectives:
             reduction[: len(halving) - 1] = [self.reduction(float(after)) for after in sizes[1:]]
         return self.steps(ranks, enter, np.arange(n) ^ distance[:, None], message, reduction)
 
-    def direct(self, kind: CollectiveKind, ranks: I64, enter: I64, size: float, window: int) -> I64:
+    def direct(self, kind: CommType, ranks: I64, enter: I64, size: float, window: int) -> I64:
         """Everybody sends to everybody else; an all-reduce twice."""
         message = size if kind == ALL_GATHER else size / ranks.shape[1]
         ready = self.builder.add(Kind.DELAY, ranks, self.delay)

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from foretrace.machine.network import Network
-from foretrace.machine.system import MemoryKind, RemoteMemory, System
+from foretrace.machine.system import KINDS_WITH_ALGORITHM, MemoryKind, RemoteMemory, System
 from foretrace.simulate.fair.builder import Builder
-from foretrace.simulate.fair.collectives import EXPANDED, Collectives, Lines, layout, logical_dimensions
+from foretrace.simulate.fair.collectives import Collectives, Lines, layout, logical_dimensions
 from foretrace.simulate.fair.plan import F64, I64, FairPlan, Kind
 from foretrace.simulate.fair.wiring import Wiring
-from foretrace.trace.workload import WORLD, CollectiveKind, Program, WorkKind, Workload
+from foretrace.trace.workload import WORLD, CommType, Program, WorkKind, Workload
 
 
 def lower(
@@ -270,8 +270,8 @@ class _Lowering:
         return meetings
 
     def _shape(self, rows: _Rows, group: int, members: I64) -> _Shape:
-        kind = CollectiveKind(int(rows.columns["collective"][members[0]]))
-        kind = CollectiveKind.REDUCE_SCATTER if kind is CollectiveKind.REDUCE_SCATTER_BLOCK else kind
+        kind = CommType(int(rows.columns["collective"][members[0]]))
+        kind = CommType.REDUCE_SCATTER if kind is CommType.REDUCE_SCATTER_BLOCK else kind
         involved = int(rows.columns["dimensions"][members[0]]) if group == WORLD else -1
         algorithms = self.system.algorithms.get(kind, ())
         is_flat = bool(algorithms) and algorithms[0].flat
@@ -281,7 +281,7 @@ class _Lowering:
     def _expand(self, expander: Collectives, shape: _Shape, rows: _Rows, which: I64) -> None:
         """All collectives of one shape; ``which``: rows, shape ``(collectives, members)``."""
         b, ranks, begin, end = self.builder, rows.rank[which], rows.begin[which], rows.end[which]
-        if shape.kind in EXPANDED:
+        if shape.kind in KINDS_WITH_ALGORITHM:
             lines = shape.lines(self.system)
             expander.expand(shape.kind, float(max(shape.size, 0)), ranks, lines, begin, end)
             return
@@ -290,7 +290,7 @@ class _Lowering:
         transfer = b.add(Kind.DELAY, ranks, rows.columns["duration_ns"][which])
         b.wait(everybody[:, None], transfer)
         b.wait(transfer, end)
-        if shape.kind is not CollectiveKind.BARRIER:
+        if shape.kind is not CommType.BARRIER:
             b.notes[f"{shape.kind.label} that takes its recorded time"] += len(which)
 
 
@@ -298,7 +298,7 @@ class _Lowering:
 class _Shape:
     """What collectives that are expanded together have in common."""
 
-    kind: CollectiveKind
+    kind: CommType
     size: int
     members: int
     involved: int

@@ -16,6 +16,7 @@ class Wiring:
     has one to each rank of its line; one of a switch has a link up to the switch of its line and one down from it.
 
     Attributes:
+        first: number of the first link of each dimension, and behind the last one. widths: links of a rank in each.
         capacity: bytes/ns, shape ``(links,)``. latency: ns. owner: the rank at its end (for rings and full connections
             the sending end).
     """
@@ -26,7 +27,7 @@ class Wiring:
         widths = [d.size if d.topology is Topology.FULLY_CONNECTED else 2 for d in network.dimensions]
         counts = [network.num_ranks * width for width in widths]
         self.first = np.cumsum([0, *counts])
-        self._widths = widths
+        self.widths = widths
 
         def each(values: list[float]) -> F64:
             return np.repeat(np.array(values, np.float64), counts)
@@ -36,19 +37,23 @@ class Wiring:
         owners = [np.repeat(ranks, width) for width in widths]
         self.owner: I32 = np.concatenate(owners).astype(np.int32) if owners else np.empty(0, np.int32)
 
-    def describe(self, link: int) -> str:
-        """A link in words: its dimension and both of its ends."""
+    def ends(self, link: int) -> tuple[int, int | None, int | None]:
+        """Dimension, sender and receiver of a link; None is the switch."""
         dimension = int(np.searchsorted(self.first, link, "right")) - 1
         kind, size = self.network.dimensions[dimension].topology, self.network.dimensions[dimension].size
         stride = self.network.strides[dimension]
-        rank, which = divmod(int(link - self.first[dimension]), self._widths[dimension])
+        rank, which = divmod(int(link - self.first[dimension]), self.widths[dimension])
         if kind is Topology.SWITCH:
-            ends = f"rank {rank} to the switch" if which == 0 else f"the switch to rank {rank}"
-        else:
-            at = rank // stride % size
-            to = which if kind is Topology.FULLY_CONNECTED else (at + (1, -1)[which]) % size
-            ends = f"rank {rank} to rank {rank + (to - at) * stride}"
-        return f"dimension {dimension}, {ends}"
+            return (dimension, None, rank) if which else (dimension, rank, None)
+        at = rank // stride % size
+        to = which if kind is Topology.FULLY_CONNECTED else (at + (1, -1)[which]) % size
+        return dimension, rank, rank + (to - at) * stride
+
+    def describe(self, link: int) -> str:
+        """A link in words: its dimension and both of its ends."""
+        dimension, *ends = self.ends(link)
+        sender, receiver = ("the switch" if end is None else f"rank {end}" for end in ends)
+        return f"dimension {dimension}, {sender} to {receiver}"
 
     def find(self, dimension: int, rank: int, which: int = 0) -> int:
         """The number of a link of a rank.
@@ -59,7 +64,7 @@ class Wiring:
             which: of a ring 0 to the next rank, 1 to the previous one; of a switch 0 up, 1 down; of a full connection
                 the coordinate of the receiver.
         """
-        return int(self.first[dimension]) + rank * self._widths[dimension] + which
+        return int(self.first[dimension]) + rank * self.widths[dimension] + which
 
     def routes(self, source: NDArray[np.integer], target: NDArray[np.integer]) -> tuple[I64, I32]:
         """Routes by dimension order, as CSR over messages: offsets and links.
