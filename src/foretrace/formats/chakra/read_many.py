@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretrace.formats.chakra.read import read_chakra
 from foretrace.formats.chakra.to_workload import Batch, from_batches, ranks_of_files
@@ -19,9 +20,7 @@ from foretrace.trace.workload import Workload
 
 _LARGE_BYTES = 1 << 22  # files from this size on are read one by one
 _BATCH_BYTES = 1 << 26
-_NO_ID = (1 << 64) - 1
 _MESSAGE = re.compile(rb"comm_(?:src|dst)")  # a send or receive, whose rank may be told by the file alone
-_SEPARATOR = bytes((11, 8, *([255] * 9), 1))  # a node with id 2^64 - 1, between files
 
 
 def read_workload(
@@ -105,29 +104,31 @@ def _nodes_at(content: bytes) -> int:
 
 def _together(batch: list[_Small]) -> Iterator[Batch]:
     """One batch of all files where that gives the same as reading each; else one batch a file."""
-    if len(batch) > 1 and (trace := _decode(batch)) is not None:
-        is_separator = trace.nodes["id"] == _NO_ID
-        if is_separator.sum() == len(batch):
-            file = np.where(is_separator, -1, np.cumsum(is_separator)).astype(np.int64)
-            yield Batch(trace, file, [str(small.path) for small in batch], [small.ranks for small in batch])
-            return
+    if len(batch) > 1 and (found := _decode(batch)) is not None:
+        trace, row, count = found
+        file = np.repeat(np.arange(len(batch)), count)
+        yield Batch(trace, row, file, [str(small.path) for small in batch], [small.ranks for small in batch])
+        return
     for small in batch:
         yield Batch.of(read_chakra(small.path), small.ranks, len(small.copies))
 
 
-def _decode(batch: list[_Small]) -> ChakraTrace | None:
-    """The nodes of all files in one trace; None where there is anything that has to be told of."""
-    from foretrace.formats.chakra import decode
-    from foretrace.formats.chakra.decoder import Decoder  # imports Numba
+def _decode(batch: list[_Small]) -> tuple[ChakraTrace, NDArray[np.int64], NDArray[np.int64]] | None:
+    """The distinct nodes of all files in one trace, the row of each node, and how many each file has.
+
+    None where there is anything that has to be told of.
+    """
+    from foretrace.formats.chakra import decode  # imports Numba, as do the next two
+    from foretrace.formats.chakra.decoder import Decoder
+    from foretrace.formats.chakra.frames import distinct_frames
     from foretrace.formats.chakra.messages import Texts
 
-    pieces = [part for small in batch for part in (memoryview(small.content)[small.nodes_at :], _SEPARATOR)]
-    data = np.frombuffer(b"".join([*pieces, bytes(8)]), np.uint8)
-    decoder = Decoder(lambda: 1.0)
-    taken, status = decoder.feed(data[:-8])
-    if status == decode.BROKEN_FRAME or taken != len(data) - 8:
+    frames = distinct_frames([memoryview(small.content)[small.nodes_at :] for small in batch])
+    if frames is None:
         return None
+    decoder = Decoder(lambda: 1.0)
+    decoder.feed(frames.distinct[:-8])
     if decoder.count(decode.BAD) or decoder.count(decode.EMPTY) or decoder.count(decode.UNKNOWN):
         return None
     report = ReadReport("", "chakra et v0.0.4")
-    return decoder.trace(report, Texts(report))
+    return decoder.trace(report, Texts(report)), frames.number.astype(np.int64), frames.per_file

@@ -32,24 +32,26 @@ _KIND_OF_TYPE = {
 _IS_INTEGER = np.isin(np.arange(max(Wire) + 1), list(INTEGER_WIRES))
 _MOST_DIGITS = 9
 _ABSENT = np.iinfo(np.int64).min
-_COMPARED = ("id", "kind", "on_host", "duration_ns", "flops", "bytes", "collective", "tag", "slot", "priority",
-             "dimensions")  # fmt: skip
+_COMPARED = ("id", "kind", "on_host", "duration_ns", "flops", "bytes", "collective", "tag", "priority", "dimensions")
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Traces of several files in one table.
+    """Traces of several files in one table, where nodes that several have in common stand once.
 
     Attributes:
-        trace: rows of all files, file by file.
-        file: which of ``paths`` each row is of, ascending; -1 for rows to leave out.
+        trace: the nodes.
+        row: of each node of all files, file by file, its row in ``trace``.
+        file: which of ``paths`` each of these is of, ascending.
         paths: of the files.
         ranks: that each file is for.
         copies: how many equal files the trace was read from once.
     """
 
     trace: ChakraTrace
-    file: NDArray[np.int64]
+    row: Ints
+    file: Ints
     paths: Sequence[str]
     ranks: Sequence[Sequence[int]]
     copies: int = 1
@@ -57,7 +59,8 @@ class Batch:
     @classmethod
     def of(cls, trace: ChakraTrace, ranks: Sequence[int], copies: int = 1) -> Batch:
         """A single file, or several equal ones."""
-        return cls(trace, np.zeros(trace.num_nodes, np.int64), [trace.report.path], [ranks], copies)
+        count = trace.num_nodes
+        return cls(trace, np.arange(count), np.zeros(count, np.int64), [trace.report.path], [ranks], copies)
 
 
 def to_workload(
@@ -174,27 +177,36 @@ class _Builder:
         """Add the programs of a batch of files; what reading them repaired or left out is among the notes."""
         for reason, count in batch.trace.report.warnings.items():
             self._notes[reason] += count * batch.copies
-        columns = _Columns(batch)
-        work = columns.work()
-        peers = _Slots(columns.file, columns.peers(work["kind"], self._num_ranks), len(batch.paths))
-        groups = _Slots(columns.file, self._group_of_nodes(columns, work["kind"]), len(batch.paths))
-        work["slot"] = np.maximum(peers.slot, groups.slot)
-        first, dependency = columns.dependencies()
-        compared = np.stack([np.asarray(work[name], np.int64) for name in _COMPARED], axis=1)
+        nodes = _Nodes(batch)
+        work = nodes.work()
+        order = _Order(nodes)
+        peers = _Slots(order.file, nodes.peers(work["kind"], self._num_ranks)[order.row], len(batch.paths))
+        groups = _Slots(order.file, self._group_of_nodes(nodes, work["kind"])[order.row], len(batch.paths))
+        slot = np.maximum(peers.slot, groups.slot)
+        numbers: dict[bytes, int] = {}
+        key = nodes.classes(work)[order.row] * (int(slot.max(initial=-1)) + 2) + slot + 1
         for file, ranks in enumerate(batch.ranks):
-            a, b = columns.first[file], columns.first[file + 1]
-            mine = dependency[first[a] : first[b]] - a
-            key = compared[a:b].tobytes() + (first[a : b + 1] - first[a]).tobytes() + mine.tobytes()
-            number = self._index.setdefault(key, len(self._programs))
-            if number == len(self._programs):
-                self._programs.append(_program(work, batch.trace, a, b, first[a : b + 1] - first[a], mine))
-                self._note_cycles(self._programs[-1])
-                self._paths.append(batch.paths[file])
+            mine = slice(order.first[file], order.first[file + 1])
+            what = key[mine].tobytes()
+            if what not in numbers:
+                numbers[what] = self._number_of_program(order.program(file, work, slot[mine]), batch.paths[file])
+            mine_peers, mine_groups = peers.of(file), groups.of(file)
             for rank in ranks:
-                self._program_of[rank] = number
-                self._peers[rank], self._groups_of[rank] = peers.of(file), groups.of(file)
-                for group in groups.of(file).tolist():
+                self._program_of[rank] = numbers[what]
+                self._peers[rank], self._groups_of[rank] = mine_peers, mine_groups
+                for group in mine_groups.tolist():
                     self._groups.check(group, rank, batch.paths[file])
+
+    def _number_of_program(self, program: Program, path: str) -> int:
+        """The number of a program, which joins the others when it is new."""
+        columns = [program.nodes[name].tobytes() for name in (*_COMPARED, "slot")]
+        key = b"".join((*columns, program.first_dependency.tobytes(), program.dependency.tobytes()))
+        number = self._index.setdefault(key, len(self._programs))
+        if number == len(self._programs):
+            self._programs.append(program)
+            self._note_cycles(program)
+            self._paths.append(path)
+        return number
 
     def _note_cycles(self, program: Program) -> None:
         """Count nodes that wait for each other, and those behind them."""
@@ -210,15 +222,15 @@ class _Builder:
         if len(done) < program.num_nodes:
             self._notes["nodes in or behind a cycle of dependencies, which never run"] += program.num_nodes - len(done)
 
-    def _group_of_nodes(self, columns: _Columns, kind: NDArray[Any]) -> Ints:
+    def _group_of_nodes(self, nodes: _Nodes, kind: NDArray[Any]) -> Ints:
         """The group of every collective, -1 elsewhere."""
-        ids = columns.text_ids("pg_name")
+        ids = nodes.text_ids("pg_name")
         is_collective = kind == WorkKind.COLLECTIVE
         found = np.full(len(ids), -1, np.int64)
         pairs, first, place = np.unique(ids[is_collective], return_index=True, return_inverse=True)
-        names = columns.batch.trace.strings.lookup(pairs)
-        files = columns.file[is_collective][first]
-        index = [self._groups.index(name, columns.batch, int(file)) for name, file in zip(names, files, strict=True)]
+        names = nodes.trace.strings.lookup(pairs)
+        files = nodes.file[is_collective][first]
+        index = [self._groups.index(name, nodes.batch, int(file)) for name, file in zip(names, files, strict=True)]
         found[is_collective] = np.array(index, np.int64)[place] if index else 0
         return found
 
@@ -236,35 +248,19 @@ class _Builder:
         )
 
 
-def _program(
-    work: Mapping[str, NDArray[Any]], trace: ChakraTrace, a: int, b: int, first: Ints, dependency: Ints
-) -> Program:
-    nodes = {name: np.asarray(work[name][a:b]).astype(dtype) for name, (dtype, _) in WORK_COLUMNS.items()}
-    return Program(Table(nodes), first, dependency.astype(np.int32), trace.strings)
-
-
-class _Columns:
-    """Columns of the nodes of a batch, file by file in the order of their ids."""
+class _Nodes:
+    """Columns of the distinct nodes of a batch."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch, self.trace = batch, batch.trace
-        self.order = np.flatnonzero(batch.file >= 0)
-        ids, file = self.trace.nodes["id"][self.order], batch.file[self.order]
-        if ((ids[1:] < ids[:-1]) & (file[1:] == file[:-1])).any():  # most traces are in order
-            self.order = self.order[np.lexsort((ids, file))]
-        self.file = batch.file[self.order]
-        self.first = np.searchsorted(self.file, np.arange(len(batch.paths) + 1))
+        self.file = np.zeros(self.trace.num_nodes, np.int64)  # the first file that has the node
+        self.file[batch.row[::-1]] = batch.file[::-1]
         self._node = self.trace.attributes["node"]
-
-    @cached_property
-    def _rank(self) -> Ints:
-        """The (first) rank of each node's file."""
-        return np.array([ranks[0] if len(ranks) else -1 for ranks in self.batch.ranks], np.int64)[self.file]
 
     def work(self) -> dict[str, NDArray[Any]]:
         """Columns of `Program.nodes` that need no other rank."""
-        nodes, count = self.trace.nodes, len(self.order)
-        types = nodes["type"][self.order]
+        nodes, count = self.trace.nodes, self.trace.num_nodes
+        types = nodes["type"]
         kind = np.full(count, WorkKind.NOTHING, np.int8)
         for node_type, work_kind in _KIND_OF_TYPE.items():
             kind[types == node_type] = work_kind
@@ -272,12 +268,12 @@ class _Columns:
         is_communication = is_message | (kind == WorkKind.COLLECTIVE)
         size = self.integers("comm_size", is_communication, is_needed=True)
         tensor = self.integers("tensor_size", ~is_communication, absent=-1)
-        micros = nodes["duration_micros"][self.order]
+        micros = nodes["duration_micros"]
         if len(micros) and int(micros.max()) > 1 << 52:
             self.refuse(int(np.argmax(micros)), f"duration_micros {int(micros.max())}", "no node lasts that long")
         return {
-            "id": nodes["id"][self.order].astype(np.int64),
-            "name": nodes["name"][self.order],
+            "id": nodes["id"].astype(np.int64),
+            "name": nodes["name"],
             "kind": kind,
             "on_host": self.integers("is_cpu_op", absent=0) != 0,
             "duration_ns": micros.astype(np.int64) * 1000,
@@ -291,26 +287,37 @@ class _Columns:
 
     def peers(self, kind: NDArray[Any], num_ranks: int) -> Ints:
         """The other rank of every send and receive, -1 elsewhere; shape ``(nodes,)``."""
-        is_shared = np.array([len(ranks) != 1 for ranks in self.batch.ranks])[self.file]
+        is_message = (kind == WorkKind.SEND) | (kind == WorkKind.RECEIVE)
         peers = np.full(len(kind), -1, np.int64)
         for work_kind, theirs, own in (
             (WorkKind.SEND, "comm_dst", "comm_src"),
             (WorkKind.RECEIVE, "comm_src", "comm_dst"),
         ):
             mine = kind == work_kind
-            if not mine.any():
-                continue
-            peers[mine] = self.integers(theirs, mine, is_needed=True)[mine]
-            for bad in np.flatnonzero(mine & is_shared)[:1]:
-                self.refuse(int(bad), "it sends or receives, and the trace is for many ranks", "give one trace a rank")
-            stated = self.integers(own, mine)
-            for bad in np.flatnonzero(mine & (stated != self._rank) & (stated != _ABSENT))[:1]:
-                problem = f"{own} is {stated[bad]} in the trace of rank {self._rank[bad]}"
-                self.refuse(int(bad), problem, "check the order of the files")
-        outside = (peers >= num_ranks) | ((peers < 0) & ((kind == WorkKind.SEND) | (kind == WorkKind.RECEIVE)))
-        for bad in np.flatnonzero(outside | ((peers == self._rank) & (peers >= 0)))[:1]:
-            self.refuse(int(bad), f"its peer is rank {peers[bad]} of {num_ranks}", "check the network's size")
+            if mine.any():
+                peers[mine] = self.integers(theirs, mine, is_needed=True)[mine]
+                self._check_sender(mine, self.integers(own, mine), own)
+        outside = is_message & ((peers < 0) | (peers >= num_ranks))
+        rows, ranks = self._with_ranks(is_message)
+        for bad in (*np.flatnonzero(outside)[:1].tolist(), *rows[peers[rows] == ranks][:1].tolist()):
+            self.refuse(bad, f"its peer is rank {peers[bad]} of {num_ranks}", "check the network's size")
         return peers
+
+    def _check_sender(self, mine: NDArray[np.bool_], stated: Ints, attribute: str) -> None:
+        """Refuse sends or receives of a trace that many ranks run, and those that are said to be another rank's."""
+        is_shared = np.array([len(ranks) != 1 for ranks in self.batch.ranks])[self.file]
+        for bad in np.flatnonzero(mine & is_shared)[:1].tolist():
+            self.refuse(bad, "it sends or receives, and the trace is for many ranks", "give one trace a rank")
+        rows, ranks = self._with_ranks(mine)
+        for at in np.flatnonzero((stated[rows] != ranks) & (stated[rows] != _ABSENT))[:1].tolist():
+            problem = f"{attribute} is {stated[rows[at]]} in the trace of rank {ranks[at]}"
+            self.refuse(int(rows[at]), problem, "check the order of the files")
+
+    def _with_ranks(self, mine: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+        """These nodes as often as a file has one, and the (first) rank of that file."""
+        first_rank = np.array([ranks[0] if len(ranks) else -1 for ranks in self.batch.ranks], np.int64)
+        at = np.flatnonzero(mine[self.batch.row])
+        return self.batch.row[at], first_rank[self.batch.file[at]]
 
     def integers(
         self, name: str, needed: NDArray[np.bool_] | None = None, absent: int = _ABSENT, is_needed: bool = False
@@ -321,16 +328,15 @@ class _Columns:
         found = np.full(self.trace.num_nodes, absent, np.int64)
         is_integer = _IS_INTEGER[wires]
         found[self._node[rows[is_integer]]] = self.trace.attributes["value"][rows[is_integer]]
-        found = found[self.order]
         if not is_integer.all() and needed is not None:
             wrong = np.zeros(self.trace.num_nodes, np.bool_)
             wrong[self._node[rows[~is_integer]]] = True
-            for bad in np.flatnonzero(wrong[self.order] & needed)[:1]:
+            for bad in np.flatnonzero(wrong & needed)[:1]:
                 self.refuse(int(bad), f"its {name} is no integer", "write it as int64")
         if is_needed and needed is not None:
             there = np.zeros(self.trace.num_nodes, np.bool_)
             there[self._node[rows]] = True
-            for bad in np.flatnonzero(needed & ~there[self.order])[:1]:
+            for bad in np.flatnonzero(needed & ~there)[:1]:
                 self.refuse(int(bad), f"it has no {name}", f"add the attribute {name}")
         return found
 
@@ -343,7 +349,7 @@ class _Columns:
         ids[self._node[rows[is_text]]] = self.trace.attributes["value"][rows[is_text]]
         for row in rows[_IS_INTEGER[wires]]:
             ids[self._node[row]] = self.trace.strings.intern(str(int(self.trace.attributes["value"][row])))
-        return ids[self.order]
+        return ids
 
     def _dimensions(self) -> Ints:
         bits = np.full(self.trace.num_nodes, -1, np.int64)
@@ -351,49 +357,43 @@ class _Columns:
             flags = self.trace.value(int(row))
             if isinstance(flags, list):
                 bits[self._node[row]] = sum(1 << i for i, flag in enumerate(flags[:62]) if flag)
-        return bits[self.order]
+        return bits
 
-    def dependencies(self) -> tuple[Ints, Ints]:
-        """CSR of the set union of data and control dependencies, over rows in this order."""
-        trace, count = self.trace, len(self.order)
-        ids, file = trace.nodes["id"][self.order].astype(np.uint64), self.file
-        for twice in np.flatnonzero((ids[1:] == ids[:-1]) & (file[1:] == file[:-1]))[:1]:
-            self.refuse(int(twice), "its id occurs twice", "run foretrace lint on the file")
-        place = np.full(trace.num_nodes, -1, np.int64)
-        place[self.order] = np.arange(count)
-        node = np.concatenate([place[trace.control.nodes], place[trace.data.nodes]])
-        wanted = np.concatenate([trace.control.ids.astype(np.uint64), trace.data.ids.astype(np.uint64)])
-        source = self._rows_of(ids, wanted, node)
-        for bad in np.flatnonzero(source < 0)[:1]:
-            problem = f"it depends on node {wanted[bad]}, which does not exist"
-            self.refuse(int(node[bad]), problem, "run foretrace lint --repair on the file")
-        pair = np.sort(node * max(count, 1) + source)
-        pair = pair[np.append(True, pair[1:] != pair[:-1])] if len(pair) else pair
-        node, source = pair // max(count, 1), pair % max(count, 1)
-        first = np.concatenate(([0], np.cumsum(np.bincount(node, minlength=count)))).astype(np.int64)
-        is_free = np.cumsum(np.append(0, np.diff(first) == 0))[self.first]
-        for bad in np.flatnonzero((np.diff(is_free) == 0) & (np.diff(self.first) > 0))[:1]:
-            problem = "every node of the trace waits for another"
-            self.refuse(int(self.first[bad]), problem, "run foretrace lint --repair on the file")
-        return first, source
+    @cached_property
+    def dependencies(self) -> tuple[Ints, NDArray[np.uint64]]:
+        """CSR of the ids of data and control dependencies, ascending and each one once."""
+        control, data = self.trace.control, self.trace.data
+        node = np.concatenate([control.nodes, data.nodes])
+        ids = np.concatenate([control.ids.astype(np.uint64), data.ids.astype(np.uint64)])
+        if ((node[1:] < node[:-1]) | ((node[1:] == node[:-1]) & (ids[1:] <= ids[:-1]))).any():
+            order = np.lexsort((ids, node))
+            node, ids = node[order], ids[order]
+            is_new = np.append(True, (node[1:] != node[:-1]) | (ids[1:] != ids[:-1]))
+            node, ids = node[is_new], ids[is_new]
+        return _starts(np.bincount(node, minlength=self.trace.num_nodes)), ids
 
-    def _rows_of(self, ids: NDArray[np.uint64], wanted: NDArray[np.uint64], node: Ints) -> Ints:
-        """Rows of the wanted ids in the file of the node that wants them, -1 for none."""
-        if not len(ids):
-            return np.full(len(wanted), -1, np.int64)
-        # Most traces number their nodes without gaps: then the place of an id is known.
-        begin = self.first[self.file[node]]
-        guess = begin + (wanted - ids[begin]).astype(np.int64)
-        guess = np.where((wanted >= ids[begin]) & (guess < self.first[self.file[node] + 1]), guess, begin)
-        if np.array_equal(ids[guess], wanted):
-            return guess
-        found = np.full(len(wanted), -1, np.int64)
-        for file in np.unique(self.file[node]):
-            a, b = self.first[file], self.first[file + 1]
-            mine = np.flatnonzero(self.file[node] == file)
-            at = np.minimum(a + np.searchsorted(ids[a:b], wanted[mine]), b - 1)
-            found[mine] = np.where(ids[at] == wanted[mine], at, -1)
-        return found
+    def classes(self, work: Mapping[str, NDArray[Any]]) -> Ints:
+        """Numbers of nodes, equal for those that differ in name, partner and group alone; shape ``(nodes,)``.
+
+        Nodes are brought together by a hash, and compared: where two have the same by chance, all are told apart.
+        """
+        apart = np.arange(self.trace.num_nodes)
+        if len(self.batch.paths) == 1:
+            return apart
+        first, ids = self.dependencies
+        counts = np.diff(first)
+        place = np.arange(len(ids)) - np.repeat(first[:-1], counts)
+        sums = np.append(np.uint64(0), np.cumsum((ids + place.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER))
+        mixed = sums[first[1:]] - sums[first[:-1]]
+        for name in _COMPARED:
+            mixed = (mixed ^ work[name].astype(np.int64).view(np.uint64)) * _MULTIPLIER
+            mixed ^= mixed >> np.uint64(32)
+        _, example, number = np.unique(mixed, return_index=True, return_inverse=True)
+        like = example[number]
+        if not all(np.array_equal(work[name], work[name][like]) for name in _COMPARED):
+            return apart
+        is_equal = np.array_equal(counts, counts[like])
+        return number if is_equal and np.array_equal(ids, ids[np.repeat(first[like], counts) + place]) else apart
 
     def refuse(self, row: int, problem: str, remedy: str) -> None:
         """Say that a node cannot be used.
@@ -401,9 +401,65 @@ class _Columns:
         Raises:
             FormatError: always.
         """
-        node = int(self.trace.nodes["id"][self.order[row]])
-        name = self.trace.strings.lookup(self.trace.nodes["name"][self.order[row : row + 1]])[0]
+        node = int(self.trace.nodes["id"][row])
+        name = self.trace.strings.lookup(self.trace.nodes["name"][row : row + 1])[0]
         raise FormatError(self.batch.paths[int(self.file[row])], f"node {node} ({name!r}): {problem}", remedy)
+
+
+class _Order:
+    """The nodes of each file of a batch in the order of their ids."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self.row, self.file, self._nodes = nodes.batch.row, nodes.batch.file, nodes
+        ids = nodes.trace.nodes["id"][self.row]
+        if ((ids[1:] < ids[:-1]) & (self.file[1:] == self.file[:-1])).any():  # most traces are in order
+            self.row = self.row[np.lexsort((ids, self.file))]
+        self.first = np.searchsorted(self.file, np.arange(len(nodes.batch.paths) + 1))
+
+    def program(self, file: int, work: Mapping[str, NDArray[Any]], slot: Ints) -> Program:
+        """What a file has to be done, with its dependencies as rows."""
+        mine = self.row[self.first[file] : self.first[file + 1]]
+        columns = {name: work[name][mine] if name != "slot" else slot for name in WORK_COLUMNS}
+        table = Table({name: columns[name].astype(dtype) for name, (dtype, _) in WORK_COLUMNS.items()})
+        first, dependency = self._dependencies(mine)
+        return Program(table, first, dependency.astype(np.int32), self._nodes.trace.strings)
+
+    def _dependencies(self, mine: Ints) -> tuple[Ints, Ints]:
+        """CSR of the dependencies among the nodes of a file, which are these rows of the trace."""
+        nodes = self._nodes
+        ids = nodes.trace.nodes["id"][mine].astype(np.uint64)
+        for twice in np.flatnonzero(ids[1:] == ids[:-1])[:1]:
+            nodes.refuse(int(mine[twice]), "its id occurs twice", "run foretrace lint on the file")
+        of_node, wanted = nodes.dependencies
+        first = _starts(of_node[mine + 1] - of_node[mine])
+        counts = np.diff(first)
+        wanted = wanted[np.arange(first[-1]) + np.repeat(of_node[mine] - first[:-1], counts)]
+        source = _places(ids, wanted)
+        for bad in np.flatnonzero(source < 0)[:1]:
+            problem = f"it depends on node {wanted[bad]}, which does not exist"
+            row = int(mine[np.searchsorted(first, bad, "right") - 1])
+            nodes.refuse(row, problem, "run foretrace lint --repair on the file")
+        if len(mine) and counts.all():
+            problem = "every node of the trace waits for another"
+            nodes.refuse(int(mine[0]), problem, "run foretrace lint --repair on the file")
+        return first, source
+
+
+def _starts(counts: NDArray[np.integer[Any]]) -> Ints:
+    """Where lists of these lengths begin and end, one behind the other."""
+    return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+
+def _places(ids: NDArray[np.uint64], wanted: NDArray[np.uint64]) -> Ints:
+    """Where ids stand among ascending ones, -1 for none."""
+    if not len(ids) or not len(wanted):
+        return np.full(len(wanted), -1, np.int64)
+    # Most traces number their nodes without gaps: then the place of an id is known.
+    guess = (wanted - ids[0]).astype(np.int64)
+    guess[(guess < 0) | (guess >= len(ids))] = 0
+    if not np.array_equal(ids[guess], wanted):
+        guess = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return np.where(ids[guess] == wanted, guess, -1)
 
 
 class _Slots:
