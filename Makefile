@@ -20,7 +20,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/foretrace/formats/*.c src/foretrace/formats/*/*.c src/foretrace/simulate/*/*.c) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,pandas,polars,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,llama,pandas,polars,dev]'
 	@touch $@
 
 # Chromium is for the tests that open a report in a browser; without it they are skipped.
