@@ -22,10 +22,10 @@ class Rope:
 
     Attributes:
         theta: base of the wavelengths.
-        scaling: ``"linear"``: positions divided by ``factor`` (Chen et al. 2023, arXiv 2306.15595). ``"ntk"``: a larger
-            base instead: the slowest pair turns ``factor`` times slower, the fastest as before. ``"llama3"``: slow
-            pairs as in linear, fast ones as before, in between a blend (Llama 3.1). ``"yarn"``: the same by a ramp over the
-            pairs, and larger scores (Peng et al. 2023, arXiv 2309.00071).
+        scaling: ``"linear"``: positions divided by ``factor`` (Chen et al. 2023, arXiv 2306.15595).
+            ``"ntk"``: a larger base instead: the slowest pair turns ``factor`` times slower, the fastest as before.
+            ``"llama3"``: slow pairs as in linear, fast ones as before, in between a blend (Llama 3.1).
+            ``"yarn"``: the same by a ramp over the pairs, and larger scores (Peng et al. 2023, arXiv 2309.00071).
         factor: by how much the context grows.
         original_context: tokens that the model was trained for; for ``"llama3"`` and ``"yarn"``.
         low, high: ``"llama3"``: turns within the original context below which a pair is slow, and above which fast.

@@ -1,0 +1,1 @@
+"""Text from a model: a static cache of keys and values, sampling, int8 weights."""

@@ -1,0 +1,1 @@
+"""Pretraining: the loop, and what it is made of."""
