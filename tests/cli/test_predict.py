@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
-import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
-from foretrace.cli import main
+from tests.cli.command import run
 from tests.formats.builder import Event, call, kernel, op, small_trace, step, write
 
 COMMANDS = ("simulate", "critical-path", "validate")
@@ -37,19 +34,6 @@ BASELINES = {
     "copy_everything",
     "single_rank",
 }
-
-
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command line in this process, which saves the start of another one; an exception is a failure."""
-    command = ["foretrace", *map(str, words)]
-    code: Any = 0
-    out, err = io.StringIO(), io.StringIO()
-    with mock.patch.object(sys, "argv", command), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-    return subprocess.CompletedProcess(command, code or 0, out.getvalue(), err.getvalue())
 
 
 def document(*words: str | Path) -> Any:

@@ -9,8 +9,10 @@ import io
 import json
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,11 +20,12 @@ from unittest import mock
 import pytest
 
 from foretrace.cli import main
+from foretrace.estimate import cluster as estimate
 from foretrace.formats.chakra.builder import Builder
 from foretrace.formats.chakra.trace import NodeType, Wire
 from foretrace.formats.chakra.write import write_chakra
 from foretrace.simulate.cluster import run as running
-from tests.cli.test_cli import run
+from tests.cli.command import run
 
 pytestmark = pytest.mark.skipif(running._engine is None, reason="the engine is not compiled here: no C compiler")
 
@@ -30,6 +33,7 @@ RANKS = 8
 BYTES = 1 << 20
 MACHINE = ("--network", "network.yml", "--system", "system.json")
 CONGESTED = (*MACHINE, "--fidelity", "astra-congestion")
+FAIR = (*MACHINE, "--fidelity", "fair")
 SYSTEM = {
     "preferred-dataset-splits": 1,
     "endpoint-delay": 10,
@@ -293,6 +297,15 @@ def write_bad(folder: Path) -> None:
     (folder / "short.yml").write_text("topology: [ Ring ]\nnpus_count: [ 8 ]\nbandwidth: [ 50.0 ]\n")
     (folder / "splits.json").write_text(json.dumps({**SYSTEM, "preferred-dataset-splits": 0}))
     (folder / "custom.json").write_text(json.dumps({**SYSTEM, "all-reduce-implementation-custom": ["x.et"]}))
+    network(folder / "huge.yml", ranks=10**12)
+    network(folder / "many.yml", ranks=10**9)
+    (folder / "chunks.json").write_text(json.dumps({**SYSTEM, "preferred-dataset-splits": 10**9}))
+    for name, plan in (
+        ("huge", "dp: 1000000000"),
+        ("long", "micro_batches: 1000000000"),
+        ("wide", "micro_batch_size: 1000000000000"),
+    ):
+        (folder / f"{name}.yaml").write_text(f"model: llama-2-7b\nplan: {{{plan}}}\n")
     (folder / "twice.json").write_text('{"1": [0, 0]}')
     et(folder / "dangling.et", compute(1, 99), compute(1))
     et(folder / "remote.et", {"type": NodeType.MEM_LOAD, "attributes": {"tensor_size": 1}})
@@ -311,7 +324,7 @@ def write_bad(folder: Path) -> None:
         (("one.et", "--network", "nope.yml", "--system", "system.json"), r"nope\.yml"),
         (("one.et", "--network", "network.yml", "--system", "bad.json"), r"bad\.json"),
         (("one.et", "--network", "network.yml", "--system", "splits.json"), r"splits\.json: .*dataset-splits.*; "),
-        (("one.et", "--network", "network.yml", "--system", "custom.json"), r"custom\.json: .*custom.*; remove"),
+        (("one.et", "--network", "network.yml", "--system", "custom.json"), r"custom\.json: .*custom.*; write"),
         (("one.et", *MACHINE, "--memory", "bad.json"), r"bad\.json"),
         (("one.et", *MACHINE, "--comm-groups", "twice.json"), r"twice\.json: .*1\[1\].*; "),
         (("dangling.et", *MACHINE), r"dangling\.et: node 0 .*99.*; .*lint"),
@@ -334,6 +347,31 @@ def write_bad(folder: Path) -> None:
         (("one.et", *MACHINE, "--scale", "kernel=2"), r"--scale: .*; "),
         (("one.et", *MACHINE, "--alone"), r"--alone: .*; "),
         (("one.et", *MACHINE, "--dependencies", "data"), r"--dependencies: .*; "),
+        (("one.et", *MACHINE, "--cache"), r"--cache: .*machine; "),
+        (("one.et", *MACHINE, "--dtype", "float32"), r"--dtype: .*--machine; "),
+        (
+            ("one.et", *MACHINE, "--queues-per-dim", "1000000000"),
+            r"--queues-per-dim: it is 1000000000.*; give at most 1024",
+        ),
+        (("one.et", *FAIR, "--communication-slots", "1000000000"), r"--communication-slots: it is 1000000000.*; give"),
+        (("one.et", *FAIR, "--no-fold"), r"--no-fold: --fidelity fair .*; "),
+        (("one.et", *FAIR, "--queues-per-dim", "1"), r"--queues-per-dim: --fidelity fair .*; "),
+        (("one.et", *FAIR, "--seed", "0"), r"--seed: .*; give --jitter"),
+        (("one.et", *FAIR, "--jitter", "inf"), r"--jitter: .*; give"),
+        (("one.et", *FAIR, "--straggler", "8=0.5"), r"--straggler: .*no rank 8; ranks are 0 to 7"),
+        (("one.et", *FAIR, "--straggler", "1=nan"), r"--straggler: '1=nan'.*; write"),
+        (("one.et", *FAIR, "--fail", "rank:9@1ms"), r"--fail: .*no rank 9; "),
+        (("one.et", *FAIR, "--fail", f"rank:1@{'9' * 400}s"), r"--fail: .*; "),
+        (("one.et", "--network", "huge.yml", "--system", "system.json"), r"huge\.yml: key 'npus_count\[0\]' .*; "),
+        (("one.et", "--network", "many.yml", "--system", "system.json"), r"many\.yml: .*more than 4194304 ranks.*; "),
+        (("one.et", "--network", "network.yml", "--system", "chunks.json"), r"chunks\.json: .*-splits.*; .*65536"),
+        (("huge.yaml", *MACHINE), r"huge\.yaml: .*more than 4194304 ranks: 1000000000; "),
+        (("long.yaml", *MACHINE), r"long\.yaml: .*micro_batches .*; "),
+        (("wide.yaml", *MACHINE), r"wide\.yaml: .*2\^62 FLOPs or bytes; "),
+        (("wide.yaml", *MACHINE, "--comm-groups", "groups.json"), r"--comm-groups: wide\.yaml .*; leave"),
+        (("one.et", *MACHINE, "--html", "/dev/null"), r"/dev/null: is no regular file; "),
+        (("job/job.0.et", "job/job.4.et", "job/job.3.et", *MACHINE), r"job/job\.1\.et: .* there are ranks 0, 3-4; "),
+        (("job/job.7.et", "job/job.6.et", *MACHINE), r"job/job\.0\.et: .* there are ranks 6-7; "),
         (("one.et", *MACHINE, "--fidelity", "packets"), r"--fidelity"),
         (("one.et", *MACHINE, "--queues-per-dim", "0"), r"--queues-per-dim"),
         (("one.et", *MACHINE, "--injection-scale", "-1"), r"--injection-scale"),
@@ -347,6 +385,81 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(folder: Path, words: tuple[s
     assert (code, out) == (2, "")
     assert re.fullmatch(r"foretrace: [^\n]{5,}\n", err), err
     assert re.search(said, err), err
+
+
+ONLY_ON_A_MACHINE = (
+    *("--memory x", "--comm-groups x", "--dtype bfloat16", "--job x", "--fidelity astra", "--queues-per-dim 1"),
+    *("--injection-scale 1", "--rendezvous", "--straggler 0=1", "--jitter 0", "--seed 0", "--slowdown 0"),
+    *("--link-slowdown 0", "--communication-slots 1", "--fail rank:0@1ms", "--per-rank", "--no-fold", "--fold"),
+    *("--no-phases-at-once", "--phases-at-once"),
+)
+ONLY_FAIR = (
+    *("--straggler 0=1", "--jitter 0", "--seed 0", "--slowdown 0", "--link-slowdown 0", "--communication-slots 1"),
+    "--fail rank:0@1ms",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "words", "needs"),
+    [
+        *(
+            (given, (), "it belongs to a machine; name one: --network and --system, or --machine")
+            for given in ONLY_ON_A_MACHINE
+        ),
+        *((given, MACHINE, "it needs --fidelity fair; leave it out, or choose that") for given in ONLY_FAIR),
+        *((given, CONGESTED, "it needs --fidelity fair; leave it out, or choose that") for given in ONLY_FAIR),
+        ("--cache", (), "it belongs to timelines, and these are Chakra ETs; leave it out"),
+    ],
+)
+def test_no_option_is_ignored(folder: Path, given: str, words: tuple[str, ...], needs: str) -> None:
+    """Not even one that is given with its default."""
+    code, out, err = answer(folder, "one.et", *words, *given.split(), "--json")
+    assert (code, out, err) == (2, "", f"foretrace: {given.split()[0]}: {needs}\n")
+
+
+def test_the_injection_scale_counts_on_our_own_machines(folder: Path) -> None:
+    usual, scaled = (
+        document(folder, "one.et", "--machine", "h100-sxm", *more)["summary"]["finish_ns"]["max"]
+        for more in ((), ("--injection-scale", "3"))
+    )
+    assert scaled > usual
+
+
+def test_files_are_looked_for_once(folder: Path) -> None:
+    (folder / "job.yaml").write_text("model: llama-2-7b\nplan: {dp: 8}\ngranularity: layer\n")
+    with mock.patch.object(estimate, "chakra_files", wraps=estimate.chakra_files) as listing:
+        document(folder, "job", "--machine", "h100-sxm")
+    assert listing.call_count == 1
+    with mock.patch.object(estimate, "read_description", wraps=estimate.read_description) as reading:
+        document(folder, "job.yaml", "--machine", "h100-sxm")
+    assert reading.call_count == 1
+
+
+def test_reading_shows_its_progress(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @contextlib.contextmanager
+    def bar() -> Iterator[Any]:
+        yield lambda done, total: seen.append((done, total))
+
+    size = sum(path.stat().st_size for path in folder.glob("job/*.et"))
+    for words in (MACHINE, ()):
+        seen.clear()
+        with mock.patch("foretrace.cli.show.reading_bar", bar):
+            document(folder, "job", *words)
+        assert seen[-1] == (size, size) and [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_a_killed_or_full_page_leaves_the_old_one(folder: Path) -> None:
+    (folder / "page.html").write_text("old")
+    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000)); "
+    for option, name in (("--html", "page.html"), ("--perfetto", "page.html")):
+        words = ["foretrace", "simulate", "job", *MACHINE, option, name, "--json"]
+        code = f"{limited}sys.argv = {words!r}; runpy.run_module('foretrace', run_name='__main__')"
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "foretrace: page.html: File too large; free space or choose another place\n"
+        assert (folder / "page.html").read_text() == "old" and not list(folder.glob("*.part")) + list(folder.glob(".*"))
 
 
 def test_folder_without_traces(folder: Path) -> None:

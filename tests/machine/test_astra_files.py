@@ -234,8 +234,10 @@ BAD_SYSTEMS: list[tuple[dict[str, Any], str]] = [
     ({"all-reduce-implementation": [7]}, r"'all-reduce-implementation\[0\]' is 7"),
     ({"all-reduce-implementation": ["ring", "oneRing"]}, "'all-reduce-implementation' mixes"),
     ({"all-reduce-implementation": ["ring", "ring", "ring"]}, "has 3 entries, the network 2 dimensions"),
-    ({"all-reduce-implementation-custom": ["x"]}, "'all-reduce-implementation-custom' asks for a custom collective"),
-    ({"per-node-custom-implementation": "x.yaml"}, "'per-node-custom-implementation' asks"),
+    ({"all-reduce-implementation-custom": ["x"]}, "'all-reduce-implementation-custom.0.' is 'x': there is no x.0.et"),
+    ({"all-to-all-implementation-custom": ["x", "y"]}, "'all-to-all-implementation-custom' has 2 entries"),
+    ({"all-gather-implementation-custom": [3]}, "'all-gather-implementation-custom.0.' is 3, not the prefix of ETs"),
+    ({"per-node-custom-implementation": "x.yaml"}, "'per-node-custom-implementation' is 'x.yaml': there is no such"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 
 from foretrace import FormatError
 from foretrace.cli import show
-from foretrace.cli.files import check_writable, write_atomically
+from foretrace.cli.files import check_writable, write_atomically, written_together
 from foretrace.cli.options import AsJson, print_json
 
 PANEL = "Predict"
@@ -110,18 +111,31 @@ def _write_description(description: Any, output: Path) -> dict[str, Any]:
     return {"ranks": description.plan.world_size, "written": str(output)}
 
 
+def _check_folder(output: Path, own: re.Pattern[str]) -> None:
+    """Refuse a folder before any work is done for it: one that is a file, or that another job's ETs lie in."""
+    if output.exists() and not output.is_dir():
+        raise FormatError(str(output), "is a file", "name a folder for ETs, or a .yaml for a description")
+    for path in output.iterdir() if output.is_dir() else ():
+        if path.name.endswith((".et", ".et.gz")) and not own.fullmatch(path.name):
+            raise FormatError(str(output), f"{path.name} of another job lies there", "name another folder")
+
+
 def _write_traces(description: Any, output: Path) -> dict[str, Any]:
     from foretrace.estimate.cluster import GROUPS_FILE
     from foretrace.formats.chakra.from_workload import groups_document, to_chakra
     from foretrace.formats.chakra.write import write_chakra
 
+    own = re.compile(rf"rank\.[0-9]+\.et|{re.escape(GROUPS_FILE)}")
+    _check_folder(output, own)
     with show.working("generating"):
-        workload = description.workload()
-    output.mkdir(parents=True, exist_ok=True)
-    with show.working(f"writing {workload.num_ranks:,} traces"):
+        try:
+            workload = description.workload()
+        except ValueError as error:
+            raise FormatError(str(output), str(error), "change the plan or the model") from None
+    with show.working(f"writing {workload.num_ranks:,} traces"), written_together(output, own) as folder:
         for rank in range(workload.num_ranks):
-            write_chakra(to_chakra(workload, rank), output / f"rank.{rank}.et")
-        write_atomically(output / GROUPS_FILE, json.dumps(groups_document(workload)).encode())
+            write_chakra(to_chakra(workload, rank), folder / f"rank.{rank}.et")
+        (folder / GROUPS_FILE).write_text(json.dumps(groups_document(workload)))
     return {
         "ranks": workload.num_ranks,
         "nodes": workload.num_nodes,

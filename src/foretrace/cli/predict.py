@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from foretrace import FormatError, Job
-from foretrace.cli import show, show_predict
+from foretrace.cli import show, show_predict, together
 from foretrace.cli.files import check_writable, read_job, write_atomically
 from foretrace.cli.options import AsJson, Cache, Paths, print_json
 from foretrace.trace.graph import GraphError
@@ -39,6 +39,13 @@ class Dependencies(enum.StrEnum):
     data = "data"
 
 
+_WORLDS = {
+    Fidelity.astra: together.World.ASTRA,
+    Fidelity.congestion: together.World.CONGESTION,
+    Fidelity.fair: together.World.FAIR,
+}
+
+
 def _factors(scale: list[str] | None) -> dict[str, float]:
     """``PATTERN=FACTOR`` options as a mapping."""
     factors = {}
@@ -54,6 +61,7 @@ def _factors(scale: list[str] | None) -> dict[str, float]:
 
 
 def simulate(
+    context: typer.Context,
     paths: Paths,
     as_json: AsJson = False,
     scale: Annotated[
@@ -126,9 +134,11 @@ def simulate(
     ] = True,
 ) -> None:
     """Run traces or Chakra ETs again from their dependencies, or ETs on a machine (--network, --system)."""
+    options = together.given(context)
     if network is not None or system is not None or machine is not None:
         from foretrace.cli import cluster
 
+        together.check(options, _WORLDS[fidelity])
         cluster.simulate(
             cluster.Files(paths, network, system, memory, comm_groups, machine, dtype, jobs or []),
             cluster.Choices(fidelity.value, queues_per_dim, injection_scale, rendezvous, fold, phases_at_once),
@@ -136,20 +146,17 @@ def simulate(
                 straggler or [], jitter, seed, slowdown, link_slowdown, communication_slots, fail or []
             ),
             cluster.Outputs(as_json, per_rank, html, perfetto),
-            {"--scale": bool(scale), "--alone": alone, "--dependencies": dependencies is not Dependencies.both},
+            options,
         )
         return
-    given: dict[str, Any] = {"--job": jobs, "--straggler": straggler, "--jitter": jitter, "--fail": fail}
-    given |= {"--memory": memory, "--comm-groups": comm_groups, "--rendezvous": rendezvous, "--per-rank": per_rank}
-    for option, value in given.items():
-        if value:
-            raise FormatError(option, "it belongs to a machine", "name one: --network and --system, or --machine")
     from foretrace.report.simulation import simulation_document, simulation_findings, simulation_page
 
+    are_chakra = _are_chakra(paths)
+    together.check(options, together.World.CHAKRA if are_chakra else together.World.TRACES)
     factors = _factors(scale)
     for target in (html, perfetto):
         check_writable(target)
-    if _are_chakra(paths):
+    if are_chakra:
         document, simulation = _simulate_chakra(paths, factors, dependencies.value, alone)
         job = simulation.job
     else:
@@ -183,7 +190,8 @@ def _simulate_chakra(
     from foretrace.estimate.exchange import read_inputs
     from foretrace.report.simulation import chakra_document
 
-    found = read_inputs(paths)
+    with show.reading_bar() as progress:
+        found = read_inputs(paths, progress)
     if found.job is not None or found.operators or not found.chakra:
         raise FormatError(str(paths[0]), "Chakra ETs and other files together", "simulate them one kind at a time")
     with show.working("simulating"):

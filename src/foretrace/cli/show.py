@@ -19,14 +19,14 @@ _err = Console(stderr=True)
 
 
 @contextmanager
-def reading_bar() -> Iterator[Callable[[int, int], None] | None]:
+def reading_bar(what: str = "reading") -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar over the bytes of all files; nothing where stderr is no terminal."""
     if not _err.is_terminal:
         yield None
         return
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=_err, transient=True) as bar:
-        task = bar.add_task("reading")
+        task = bar.add_task(what)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

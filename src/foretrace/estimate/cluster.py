@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
+from foretrace.estimate.meter import Progress, meter
 from foretrace.formats.chakra.read import rank_in_name
 from foretrace.formats.chakra.read_many import read_workload
-from foretrace.generate.description import is_description, read_description
+from foretrace.generate.description import Description, is_description, read_description
 from foretrace.machine import astra
 from foretrace.machine.cluster import read_cluster
+from foretrace.machine.custom import files_of
 from foretrace.machine.network import Network
 from foretrace.machine.system import RemoteMemory, System
-from foretrace.simulate.cluster import ClusterSimulation, Conditions, Options, simulate_fluid, simulate_workload
+from foretrace.simulate.cluster import (
+    ClusterSimulation,
+    Conditions,
+    CustomAlgorithms,
+    Options,
+    check_algorithm,
+    simulate_fluid,
+    simulate_workload,
+    with_custom,
+)
 from foretrace.trace import FormatError, GraphError
 from foretrace.trace.workload import Workload, merged
 
@@ -66,7 +79,13 @@ def read_machine(
     return Machine(found, layer, remote, members, str(groups or "the groups' file"), notes)
 
 
-def read_own_machine(path: Path, dtype: str, num_ranks: int | None = None, groups: Path | None = None) -> Machine:
+def read_own_machine(
+    path: Path,
+    dtype: str,
+    num_ranks: int | None = None,
+    groups: Path | None = None,
+    injection_scale: float = 1.0,
+) -> Machine:
     """Read a machine of our own description.
 
     Args:
@@ -74,6 +93,7 @@ def read_own_machine(path: Path, dtype: str, num_ranks: int | None = None, group
         dtype: whose peak counts.
         num_ranks: as many devices are taken: whole nodes are added or left out, which is noted.
         groups: communicator groups.
+        injection_scale: factor of the endpoint delay.
 
     Raises:
         FormatError: naming file, key and remedy.
@@ -87,35 +107,65 @@ def read_own_machine(path: Path, dtype: str, num_ranks: int | None = None, group
                 raise ValueError(f"{num_ranks} ranks do not fill nodes of {cluster.devices_per_node} devices")
             cluster = cluster.resized(nodes)
             notes[f"nodes taken to hold {num_ranks} ranks"] = nodes
-        network, system = cluster.network(notes), cluster.system(dtype, None, notes)
+        network = cluster.network(notes)
     except ValueError as error:
         raise FormatError(str(path), str(error), "choose another machine or number of ranks") from None
+    try:
+        system = cluster.system(dtype, None, notes)
+    except ValueError as error:
+        problem, _, remedy = str(error).partition("; ")
+        raise FormatError(str(path), problem, remedy or "choose another type") from None
+    try:
+        system = replace(system, endpoint_delay_ns=astra.scaled_delay(system.endpoint_delay_ns, injection_scale))
+    except ValueError as error:
+        problem = f"key 'collectives.endpoint_delay_ns' {error}"
+        raise FormatError(str(path), problem, "make it or the injection scale smaller") from None
     members = astra.read_groups(groups, network.num_ranks, notes) if groups else None
     return Machine(network, system, cluster.memory, members, str(groups or "the groups' file"), notes)
 
 
-def count_ranks(paths: Sequence[Path], others: Sequence[Path] = ()) -> int | None:
-    """Ranks that files of one or several jobs state by themselves; None for a single ET alone.
+@dataclass(frozen=True)
+class JobFiles:
+    """What a job is read from, looked for once.
+
+    Attributes:
+        paths: as they were given.
+        files: its ETs in the order of their ranks; none for a description.
+        description: of the job, in place of ETs.
+    """
+
+    paths: Sequence[Path]
+    files: list[Path]
+    description: Description | None = None
+
+    @property
+    def num_ranks(self) -> int | None:
+        """As the files state it: one an ET, or as the description says; None for a single ET, which serves for any."""
+        if self.description is not None:
+            return self.description.plan.world_size
+        return len(self.files) if len(self.files) > 1 else None
+
+
+def find_jobs(paths: Sequence[Path], others: Sequence[Path] = ()) -> list[JobFiles]:
+    """The files of a job, and of further ones on the same machine: a folder of ETs or a description each.
 
     Raises:
         FormatError: as `chakra_files` and `read_description`.
     """
-    own = _count_ranks(paths)
-    if not others:
-        return own
-    return (own or 1) + sum(_count_ranks([path]) or 1 for path in others)
+    return [_find_job(paths), *(_find_job([path]) for path in others)]
 
 
-def _count_ranks(paths: Sequence[Path]) -> int | None:
-    """One an ET, or as a description says; None for a single ET."""
-    if _is_description(paths):
-        return read_description(paths[0]).plan.world_size
-    files = chakra_files(paths)
-    return len(files) if len(files) > 1 else None
+def _find_job(paths: Sequence[Path]) -> JobFiles:
+    if len(paths) == 1 and is_description(paths[0]) and not paths[0].is_dir():
+        return JobFiles(paths, [], read_description(paths[0]))
+    return JobFiles(paths, chakra_files(paths))
 
 
-def _is_description(paths: Sequence[Path]) -> bool:
-    return len(paths) == 1 and is_description(paths[0])
+def count_ranks(jobs: Sequence[JobFiles]) -> int | None:
+    """Ranks that jobs state by themselves; None for a single ET alone."""
+    if len(jobs) == 1:
+        return jobs[0].num_ranks
+    return sum(job.num_ranks or 1 for job in jobs)
 
 
 def chakra_files(paths: Sequence[Path]) -> list[Path]:
@@ -141,41 +191,55 @@ def chakra_files(paths: Sequence[Path]) -> list[Path]:
         by_rank[rank] = path
     for rank in range(len(by_rank)):
         if rank not in by_rank:
-            raise FormatError(str(files[0].parent), f"the ET of rank {rank} is missing", "give one a rank, from rank 0")
+            _refuse_gap(rank, by_rank)
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
+def _refuse_gap(rank: int, by_rank: Mapping[int, Path]) -> NoReturn:
+    """Say which file is missing, by the name of one that is there."""
+    other, path = min(by_rank.items())
+    before, _, behind = path.name.rpartition(str(other))
+    there = _runs(sorted(by_rank))
+    problem = f"the ET of rank {rank} is missing; there are ranks {there}"
+    raise FormatError(str(path.with_name(f"{before}{rank}{behind}")), problem, "give one a rank, from rank 0")
+
+
+def _runs(numbers: Sequence[int], most: int = 8) -> str:
+    """Ascending numbers in words: 0-3, 5."""
+    starts = [at for at, number in enumerate(numbers) if not at or numbers[at - 1] != number - 1]
+    runs = [numbers[start:end] for start, end in pairwise([*starts, len(numbers)])]
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:most]]
+    return ", ".join([*words, "..."] if len(runs) > most else words)
+
+
 def _inside(folder: Path) -> list[Path]:
-    found = [path for path in folder.iterdir() if path.name.endswith(_SUFFIXES)]
+    try:
+        found = [path for path in folder.iterdir() if path.name.endswith(_SUFFIXES)]
+    except OSError as error:
+        raise FormatError(str(folder), error.strerror or str(error), "check its permissions") from None
     if not found:
         raise FormatError(str(folder), "no Chakra ET in this folder", f"name files ({', '.join(_SUFFIXES)})")
     return found
 
 
-def read_cluster_workload(
-    paths: Sequence[Path],
-    machine: Machine,
-    others: Sequence[Path] = (),
-    on_bytes: Callable[[int], None] | None = None,
-) -> Workload:
-    """The workload of ETs for a machine, or of a description (see `read_description`).
+def read_cluster_workload(jobs: Sequence[JobFiles], machine: Machine, progress: Progress | None = None) -> Workload:
+    """The workload of jobs for a machine; the ranks of each follow those of the one before.
 
     Args:
-        paths: a single ET stands for every rank of the machine.
+        jobs: a single ET, if it is the only job, stands for every rank of the machine.
         machine: what they are to run on.
-        others: further jobs on the same machine, a folder of ETs or a description each; their ranks follow.
-        on_bytes: called with the number of bytes read, again and again.
+        progress: called with the bytes that were read and those that there are, again and again.
 
     Raises:
         FormatError: if files are missing or cannot be used.
     """
+    on_bytes = meter(progress, [file for job in jobs for file in job.files])
+    first, *others = jobs
     if not others:
-        return _read_job(paths, machine.network.num_ranks, machine.groups, machine.groups_path, on_bytes)
-    jobs = [paths, *([path] for path in others)]
-    parts = []
-    for job in jobs:
-        groups, where = (machine.groups, machine.groups_path) if job is paths else _groups_beside(job[0])
-        parts.append(_read_job(job, _count_ranks(job) or 1, groups, where, on_bytes))
+        return _read_job(first, machine.network.num_ranks, machine.groups, machine.groups_path, on_bytes)
+    parts = [_read_job(first, first.num_ranks or 1, machine.groups, machine.groups_path, on_bytes)]
+    for job in others:
+        parts.append(_read_job(job, job.num_ranks or 1, *_groups_beside(job.paths[0]), on_bytes))
     return merged(parts)
 
 
@@ -186,15 +250,18 @@ def _groups_beside(path: Path) -> tuple[dict[int, list[int]] | None, str]:
 
 
 def _read_job(
-    paths: Sequence[Path],
+    job: JobFiles,
     num_ranks: int,
     groups: dict[int, list[int]] | None,
     groups_path: str,
     on_bytes: Callable[[int], None] | None,
 ) -> Workload:
-    if _is_description(paths):
-        return read_description(paths[0]).workload()
-    return read_workload(chakra_files(paths), num_ranks, groups, groups_path, on_bytes)
+    if job.description is not None:
+        try:
+            return job.description.workload()
+        except ValueError as error:
+            raise FormatError(str(job.paths[0]), str(error), "change the plan or the model") from None
+    return read_workload(job.files, num_ranks, groups, groups_path, on_bytes)
 
 
 def simulate_files(
@@ -203,25 +270,71 @@ def simulate_files(
     options: Options | None = None,
     conditions: Conditions | None = None,
     others: Sequence[Path] = (),
+    progress: Progress | None = None,
 ) -> ClusterSimulation:
     """Simulate ETs, or what a description describes, on a machine.
 
     Args:
-        paths: the files.
+        paths: the files; a single ET stands for every rank of the machine.
         machine: what they run on.
         options: of the fidelities of ASTRA-sim.
         conditions: if given, the fluid fidelity is used, under these.
-        others: further jobs; see `read_cluster_workload`.
+        others: further jobs; see `find_jobs`.
+        progress: see `read_cluster_workload`.
 
     Raises:
         FormatError: where the files cannot be used, or ask for what the machine does not have.
     """
-    workload = read_cluster_workload(paths, machine, others)
-    parts = workload, machine.network, machine.system, machine.memory
+    workload = read_cluster_workload(find_jobs(paths, others), machine, progress)
+    return simulate_on(machine, workload, paths, options, conditions)
+
+
+def simulate_on(
+    machine: Machine,
+    workload: Workload,
+    paths: Sequence[Path],
+    options: Options | None = None,
+    conditions: Conditions | None = None,
+) -> ClusterSimulation:
+    """As `simulate_files`, of a workload that was read from ``paths``."""
     try:
+        workload = _with_custom(workload, machine.system)
+        parts = workload, machine.network, machine.system, machine.memory
         return simulate_fluid(*parts, conditions) if conditions is not None else simulate_workload(*parts, options)
     except GraphError as error:
-        text = str(error)
-        path = next((path for path in workload.paths if text.startswith(f"{path}: ")), "")
-        problem = text.removeprefix(f"{path}: ") if path else text
-        raise FormatError(path or str(paths[0]), problem, "change the workload or the machine's files") from None
+        raise _named(error, paths, workload) from None
+    except MemoryError:
+        problem = f"simulating {workload.num_ranks} ranks takes more memory than there is"
+        raise FormatError(str(paths[0]), problem, "take fewer ranks, chunks or queues") from None
+
+
+def _with_custom(workload: Workload, system: System) -> Workload:
+    """The workload with the algorithms of collectives that are given as ETs."""
+    if system.replay_only or not (system.custom or system.custom_nodes):
+        return workload
+    prefixes = {*system.custom.values(), *system.custom_nodes.values()}
+    read = {prefix: read_algorithm(files_of(prefix)) for prefix in sorted(prefixes)}
+    of_kind = {kind: read[prefix] for kind, prefix in system.custom.items()}
+    return with_custom(workload, CustomAlgorithms(of_kind, {n: read[p] for n, p in system.custom_nodes.items()}))
+
+
+def read_algorithm(files: Sequence[Path]) -> Workload:
+    """The algorithm of a collective: an ET for each place in a group.
+
+    Raises:
+        FormatError: if a file cannot be read, or has anything but sends, receives and computation.
+    """
+    found = read_workload(files, len(files))
+    try:
+        check_algorithm(found)
+    except GraphError as error:
+        raise _named(error, files, found) from None
+    return found
+
+
+def _named(error: GraphError, paths: Sequence[Path], workload: Workload) -> FormatError:
+    """The error with the file that it begins with, or else with the first one of the job."""
+    text = str(error)
+    path = next((path for path in workload.paths if text.startswith(f"{path}: ")), "")
+    problem = text.removeprefix(f"{path}: ") if path else text
+    return FormatError(path or str(paths[0]), problem, "change the workload or the machine's files")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from foretrace.estimate.meter import Progress, meter
 from foretrace.formats import read
 from foretrace.formats.chakra import ChakraTrace
 from foretrace.formats.chakra.arrow_form import load_arrow
@@ -24,7 +25,6 @@ from foretrace.trace import ExecutionGraph, FormatError, Job
 from foretrace.trace.operators import OperatorTrace
 
 _SUFFIXES = (".json", ".json.gz", ".et", ".et.gz", ".arrow")
-Progress = Callable[[int, int], None]
 
 
 @dataclass
@@ -57,7 +57,7 @@ def read_inputs(paths: Sequence[Path], progress: Progress | None = None) -> Inpu
     if kineto := by_kind.get("kineto", []):
         found.job = read([str(path) for path in kineto], progress=progress)
         found.warnings.update(found.job.all_warnings)
-    add = _meter(progress, [path for kind in ("pytorch-et", "chakra", "chakra-json") for path in by_kind.get(kind, [])])
+    add = meter(progress, [path for kind in ("pytorch-et", "chakra", "chakra-json") for path in by_kind.get(kind, [])])
     operators = [read_operators(path, add) for path in by_kind.get("pytorch-et", [])]
     found.operators = _by_rank(operators, found.job)
     found.chakra = [read_chakra(path, add) for kind in ("chakra", "chakra-json") for path in by_kind.get(kind, [])]
@@ -67,20 +67,6 @@ def read_inputs(paths: Sequence[Path], progress: Progress | None = None) -> Inpu
         for reason, count in report.warnings.items():
             found.warnings[reason] = found.warnings.get(reason, 0) + count
     return found
-
-
-def _meter(progress: Progress | None, paths: Sequence[Path]) -> Callable[[int], None] | None:
-    """Counts bytes over several files."""
-    if progress is None:
-        return None
-    total, done = sum(path.stat().st_size for path in paths), 0
-
-    def add(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
-
-    return add
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:

@@ -33,11 +33,12 @@ def cost(name: str, *operands: Operand) -> Cost:
         operands: its arguments in the order of its schema.
 
     Raises:
-        LookupError: if the cost of such a call is not known.
+        ValueError: if the cost of such a call is not known, or it is beyond 2^62 FLOPs or bytes.
     """
     found = operator_cost(f"aten::{name}", operands)
     if found is None:
-        raise LookupError(f"no cost is known for aten::{name} of {operands}")
+        shapes = " and ".join(str(operand.shape) for operand in operands if operand.is_tensor)
+        raise ValueError(f"aten::{name} of {shapes} has no cost that is known, or one beyond 2^62 FLOPs or bytes")
     return Cost(found.flops, found.moved_bytes)
 
 

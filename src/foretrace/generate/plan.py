@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrace.generate.model import Transformer
+from foretrace.machine.limits import MOST_LAYERS, MOST_RANKS
 
 Order = Literal["tp-pp-dp", "tp-dp-pp"]
 _CHOICES = {
@@ -109,7 +110,13 @@ class ParallelPlan:
         return self.gradient_dtype_bytes or model.dtype_bytes
 
     def check(self, model: Transformer) -> None:
-        """Raise `PlanError` if the plan does not fit the model."""
+        """Raise `PlanError` if the plan does not fit the model, or makes more than can be simulated."""
+        if self.world_size > MOST_RANKS:
+            raise PlanError(f"tp {self.tp} x pp {self.pp} x dp {self.dp} make more than {MOST_RANKS} ranks: "
+                            f"{self.world_size}")  # fmt: skip
+        if model.layers * self.micro_batches > MOST_LAYERS:
+            raise PlanError(f"{model.layers} layers x {self.micro_batches} micro_batches make more than {MOST_LAYERS} "
+                            f"passes of a layer: {model.layers * self.micro_batches}")  # fmt: skip
         if model.layers % self.chunks:
             raise PlanError(f"{model.layers} layers cannot be spread evenly over {self.chunks} pipeline stages (pp "
                             f"{self.pp} x virtual_stages {self.virtual_stages})")  # fmt: skip

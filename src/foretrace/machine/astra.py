@@ -9,8 +9,11 @@ import math
 import re
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 
 from foretrace.machine.config_file import DURATION_NS, RATE, Limits, Notes, Section, note, read_json, read_yaml, shown
+from foretrace.machine.custom import prefix_of
+from foretrace.machine.limits import MOST_CHUNKS, MOST_RANKS
 from foretrace.machine.network import Dimension, Network, Topology
 from foretrace.machine.system import Algorithm, MemoryKind, Pattern, Priority, RemoteMemory, System
 from foretrace.trace.reading import FormatError
@@ -39,7 +42,6 @@ _IDLE_KEYS = (
     *("boost-mode", "comm-scale", "compute-scale", "intra-dimension-scheduling", "inter-dimension-scheduling"),
     *("local-reduction-delay", "L", "o", "g", "G", "trace-enabled", "track-local-mem", "local-mem-trace-filename"),
 )
-_CUSTOM_KEYS = (*(f"{key}-custom" for key in IMPLEMENTATIONS.values()), "per-node-custom-implementation")
 _MEMORY_KINDS = {
     "NO_MEMORY_EXPANSION": MemoryKind.NONE,
     "PER_NPU": MemoryKind.PER_RANK,
@@ -49,7 +51,7 @@ _MEMORY_KINDS = {
     "MEMORY_POOL": MemoryKind.POOL,
 }
 _GIB = 1073741824
-_LARGEST = (1 << 31) - 1  # ranks, groups: they are 32-bit numbers in traces
+_LARGEST = (1 << 31) - 1  # groups: they are 32-bit numbers in traces
 _LARGEST_NS = 1 << 53
 _DEFAULT_DELAY_NS = 10
 
@@ -70,8 +72,9 @@ def read_network(path: _Path, notes: Notes | None = None) -> Network:
     rows = zip(topologies, *columns.values(), strict=True)
     dimensions = tuple(_dimension(section, at, row) for at, row in enumerate(rows))
     network = Network(dimensions)
-    if network.num_ranks > _LARGEST:
-        section.fail("npus_count", f"makes more than {_LARGEST} ranks", "make the network smaller")
+    if network.num_ranks > MOST_RANKS:
+        problem = f"makes more than {MOST_RANKS} ranks: {network.num_ranks}"
+        section.fail("npus_count", problem, "make the network smaller")
     _note_rest(section, "network", notes)
     return network
 
@@ -107,7 +110,7 @@ def read_system(
     system = System(
         endpoint_delay_ns=_endpoint_delay(section, injection_scale),
         active_chunks=section.integer("active-chunks-per-dimension", 1, least=1),
-        splits=section.integer("preferred-dataset-splits", least=1),
+        splits=section.integer("preferred-dataset-splits", least=1, most=MOST_CHUNKS),
         priority=Priority(section.choice("scheduling-policy", [*Priority], Priority.LIFO)),
         local_bandwidth_aware=section.choice("collective-optimization", _OPTIMIZATIONS, "baseline") == "localBWAware",
         algorithms=_algorithms(section, num_dimensions, notes),
@@ -115,6 +118,8 @@ def read_system(
         peak_flops_per_s=_scaled(section, "peak-perf", 1e12),
         roofline=section.integer("roofline-enabled", 0, most=1) == 1,
         replay_only=section.integer("replay-only", 0, most=1) == 1,
+        custom=_custom(section),
+        custom_nodes=_custom_nodes(section),
     )
     if system.roofline and (system.memory_bytes_per_s is None or system.peak_flops_per_s is None):
         missing = "local-mem-bw" if system.memory_bytes_per_s is None else "peak-perf"
@@ -127,24 +132,31 @@ _OPTIMIZATIONS = ("baseline", "localBWAware")
 
 
 def _refuse_other_models(section: Section) -> None:
-    for key in _CUSTOM_KEYS:
-        if key in section:
-            remedy = f"remove it and name algorithms ({_NAMES}) in keys such as 'all-reduce-implementation'"
-            section.fail(key, "asks for a custom collective, which is not supported", remedy)
     if section.integer("model-shared-bus", 0, most=1) == 1:
         remedy = "write 0; local memory is modeled by 'local-mem-bw'"
         section.fail("model-shared-bus", "is 1, and a shared bus is not supported", remedy)
 
 
 def _endpoint_delay(section: Section, scale: float) -> int:
-    if isinstance(scale, bool) or not math.isfinite(scale) or scale < 0:
-        section.fail("endpoint-delay", f"cannot be scaled by {shown(scale)}", "give an injection scale from 0")
     given = section.integer("endpoint-delay", None, most=_LARGEST_NS)
-    if given is None:
-        return _DEFAULT_DELAY_NS
-    scaled = given * scale
+    try:
+        scaled = scaled_delay(given or 0, scale)
+    except ValueError as error:
+        section.fail("endpoint-delay", str(error), "make it or the injection scale smaller")
+    return _DEFAULT_DELAY_NS if given is None else scaled
+
+
+def scaled_delay(delay_ns: int, scale: float) -> int:
+    """An endpoint delay times the injection scale.
+
+    Raises:
+        ValueError: if the scale is no number from 0, or the delay becomes too long.
+    """
+    if isinstance(scale, bool) or not math.isfinite(scale) or scale < 0:
+        raise ValueError(f"cannot be scaled by {shown(scale)}: give an injection scale from 0")
+    scaled = delay_ns * scale
     if scaled > _LARGEST_NS:
-        section.fail("endpoint-delay", f"is {scaled:g} ns with the injection scale", "make one of them smaller")
+        raise ValueError(f"is {scaled:g} ns with the injection scale")
     return int(scaled)
 
 
@@ -169,6 +181,38 @@ def _algorithms(
         if algorithms[0].flat and len(algorithms) > 1:
             note(notes, f"system key {key!r}: entries after {names[0]!r} have no effect on collectives of all ranks")
         found[kind] = algorithms
+    return found
+
+
+def _custom(section: Section) -> dict[CommType, str]:
+    """Prefixes of ETs that are the algorithm of a kind of collective: a list of one, as in ASTRA-sim."""
+    found = {}
+    for kind, implementation in IMPLEMENTATIONS.items():
+        key = f"{implementation}-custom"
+        prefixes = section.items(key, None)
+        if prefixes is None:
+            continue
+        if len(prefixes) > 1:
+            section.fail(key, f"has {len(prefixes)} entries", "write one: its ETs are for all dimensions together")
+        found[kind] = prefix_of(section, f"{key}[0]", prefixes[0])
+    return found
+
+
+def _custom_nodes(section: Section) -> dict[int, str]:
+    """Prefixes by the ids of nodes, from the YAML file that ``per-node-custom-implementation`` names."""
+    key = "per-node-custom-implementation"
+    name = section.text(key, None)
+    if name is None:
+        return {}
+    places = [path for path in (Path(name), Path(section.path).parent / name) if path.is_file()]
+    if not places:
+        section.fail(key, f"is {name!r}: there is no such file", "name a YAML file with lines NODE_ID: PREFIX")
+    nodes = read_yaml(places[0], numbers_as_keys=True)
+    found = {}
+    for text in nodes.rest():
+        if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
+            nodes.fail(text, "is no id of a node", "write lines NODE_ID: PREFIX")
+        found[int(text)] = prefix_of(nodes, text, nodes.take(text))
     return found
 
 

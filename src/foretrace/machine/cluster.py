@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from foretrace.machine.astra import misfit_of
 from foretrace.machine.config_file import Notes, Section, note, read_yaml, shown
+from foretrace.machine.custom import prefix_of
 from foretrace.machine.device import Curve, Device, read_device
 from foretrace.machine.fabric import Fabric, Segment, build_fabric
+from foretrace.machine.limits import MOST_CHUNKS, MOST_RANKS
 from foretrace.machine.network import Network
 from foretrace.machine.system import Algorithm, MemoryKind, Pattern, Priority, RemoteMemory, System
 from foretrace.machine.wiring import Layer, Link, Wiring, read_layer
@@ -37,7 +39,6 @@ __all__ = [
 ]
 
 _PRESETS = Path(__file__).with_name("presets")
-_LARGEST = (1 << 31) - 1
 _LARGEST_NS = 1 << 53
 
 
@@ -60,6 +61,7 @@ class Collectives:
 
     Attributes:
         ranges: of each kind, sizes ascending, the last one without limit.
+        custom: see `System`.
     """
 
     endpoint_delay_ns: int = 10
@@ -68,6 +70,7 @@ class Collectives:
     priority: Priority = Priority.LIFO
     hierarchical_all_reduce: bool = True
     ranges: Mapping[CommType, tuple[SizeRange, ...]] = field(default_factory=dict)
+    custom: Mapping[CommType, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,7 @@ class Cluster:
             peak_flops_per_s=self.device.peak(dtype),
             roofline=True,
             recorded_without_costs=True,
+            custom=self.collectives.custom,
         )
 
     def algorithms(self, kind: CommType, size_bytes: int | None = None) -> tuple[Algorithm, ...]:
@@ -258,8 +262,10 @@ class _Reader:
             if any(layer.name == other.name for other in layers):
                 self.top.fail(f"dimensions[{at}].name", f"is {layer.name!r} a second time", "give each another name")
             layers.append(layer)
-        if math.prod(layer.size for layer in layers) > _LARGEST:
-            self.top.fail("dimensions", f"make more than {_LARGEST} devices", "make the network smaller")
+        devices = math.prod(layer.size for layer in layers)
+        if devices > MOST_RANKS:
+            problem = f"make more than {MOST_RANKS} devices: {devices}"
+            self.top.fail("dimensions", problem, "make the network smaller")
         return layers
 
     def _devices_per_node(self, layers: Sequence[Layer]) -> int:
@@ -302,7 +308,10 @@ class _Reader:
 class _CollectivesReader:
     """Reads how collectives run on the dimensions of a cluster."""
 
-    _KEYS = ("endpoint_delay_ns", "chunks", "active_chunks", "priority", "hierarchical_all_reduce", "algorithms")
+    _KEYS = (
+        *("endpoint_delay_ns", "chunks", "active_chunks", "priority", "hierarchical_all_reduce"),
+        *("algorithms", "custom"),
+    )
 
     def __init__(self, section: Section | None, top: Section, layers: Sequence[Layer]) -> None:
         self.section = section if section is not None else Section(top.path, {}, "collectives")
@@ -313,11 +322,12 @@ class _CollectivesReader:
         section = self.section
         collectives = Collectives(
             endpoint_delay_ns=section.integer("endpoint_delay_ns", 10, most=_LARGEST_NS),
-            chunks=section.integer("chunks", 1, least=1),
+            chunks=section.integer("chunks", 1, least=1, most=MOST_CHUNKS),
             active_chunks=section.integer("active_chunks", 1, least=1),
             priority=Priority(section.choice("priority", [*Priority], Priority.LIFO)),
             hierarchical_all_reduce=section.flag("hierarchical_all_reduce", True),
             ranges=self._all_ranges(section.section("algorithms", None)),
+            custom=self._custom(section.section("custom", None)),
         )
         section.end(self._KEYS)
         return collectives
@@ -332,6 +342,14 @@ class _CollectivesReader:
             values = section.items(key, None)
             if values is not None:
                 found[kind] = self._ranges(section, key, values)
+        section.end(tuple(_KINDS))
+        return found
+
+    def _custom(self, section: Section | None) -> dict[CommType, str]:
+        """Prefixes of ETs that are the algorithm of a kind of collective."""
+        if section is None:
+            return {}
+        found = {kind: prefix_of(section, key, section.take(key)) for key, kind in _KINDS.items() if key in section}
         section.end(tuple(_KINDS))
         return found
 

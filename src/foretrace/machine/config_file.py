@@ -224,8 +224,11 @@ def read_json(path: str | PathLike[str]) -> Section:
     return _document(path, document)
 
 
-def read_yaml(path: str | PathLike[str]) -> Section:
-    """A YAML file that holds a mapping. Duplicate keys are refused; numbers are those of YAML 1.2."""
+def read_yaml(path: str | PathLike[str], numbers_as_keys: bool = False) -> Section:
+    """A YAML file that holds a mapping. Duplicate keys are refused; numbers are those of YAML 1.2.
+
+    With ``numbers_as_keys`` whole numbers are keys at the top too, as their digits.
+    """
     import yaml
 
     content = _content(path)
@@ -236,6 +239,8 @@ def read_yaml(path: str | PathLike[str]) -> Section:
     # Tags such as ``!!int x`` let constructors of PyYAML fail in many ways.
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         raise FormatError(str(path), f"not YAML ({_first_line(error)})", "mend it there") from None
+    if numbers_as_keys and isinstance(document, dict):
+        document = {str(key) if type(key) is int else key: value for key, value in document.items()}
     return _document(path, document)
 
 

@@ -70,6 +70,9 @@ class System:
         roofline: durations come from FLOPs and bytes instead of the recording.
         recorded_without_costs: work whose FLOPs or bytes are not known takes its recorded duration; else it is refused.
         replay_only: every node takes its recorded duration, communication too.
+        custom: collectives whose algorithm is given as Chakra ETs, by kind: ``PREFIX`` of the files ``PREFIX.0.et``,
+            ``PREFIX.1.et``, ..., one for each place in the group.
+        custom_nodes: the same for single nodes, by their ids; they go before ``custom``.
     """
 
     endpoint_delay_ns: int = 10
@@ -83,6 +86,8 @@ class System:
     roofline: bool = False
     recorded_without_costs: bool = False
     replay_only: bool = False
+    custom: Mapping[CommType, str] = field(default_factory=dict)
+    custom_nodes: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -89,12 +89,15 @@ class Program:
         first_dependency: where the dependencies of each node begin and end, shape ``(nodes + 1,)``.
         dependency: rows of ``nodes``, every one once a node. A node may wait for itself or in a circle; it never runs.
         strings: the texts of ``name``.
+        within: of a node that is a part of a collective's own algorithm, the row of that collective, -1 elsewhere; None
+            where there is none. Such nodes are numbered behind all others, and wait only for each other.
     """
 
     nodes: Table
     first_dependency: NDArray[np.int64]
     dependency: NDArray[np.int32]
     strings: StringTable = field(default_factory=StringTable)
+    within: NDArray[np.int32] | None = None
 
     @property
     def num_nodes(self) -> int:

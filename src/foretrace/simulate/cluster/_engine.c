@@ -18,7 +18,7 @@ typedef int64_t i64;
 typedef int32_t i32;
 
 enum { HOST, COMPUTE, COMMUNICATION, UNBOUND };
-enum { WAIT, NOTHING, COLLECTIVE, SEND, RECEIVE, MEMORY };
+enum { WAIT, NOTHING, COLLECTIVE, SEND, RECEIVE, MEMORY, ENCLOSE };
 enum { ALL_REDUCE = 0, ALL_GATHER = 2, ALL_TO_ALL = 6, REDUCE_SCATTER = 7 };
 enum { RING, DIRECT, HALVING_DOUBLING, TREE };
 enum { WIRED_RING, WIRED_ALL, WIRED_SWITCH };
@@ -28,12 +28,13 @@ enum { TIMER, HOP, LINK_FREE, ARRIVE, LATE_RECEIVE, START_ALONE };
 enum { READY, REDUCE, NODE_END, PHASE_END, MEMORY_NEXT };
 /* Who is told of a message. */
 enum { NOBODY, NODE, STREAM, MAY_SEND, MAY_RECEIVE };
-enum { DONE, OUT_OF_MEMORY, FOLD_BROKEN, INTERRUPTED };
+enum { DONE, OUT_OF_MEMORY, FOLD_BROKEN, INTERRUPTED, TOO_LONG };
 
 #define TAGS 500000000LL
 #define CONTROL_TAG 1000000000LL
 #define CONTROL_BYTES 8192
 #define NONE (-1)
+#define MOST_NS ((i64)1 << 62) /* MOST_NS of foretrace/machine/limits.py: the sum of two such times fits 64 bits */
 
 /* ---- pools: arrays that grow, with a list of free entries ---- */
 
@@ -75,6 +76,7 @@ typedef struct Engine {
     i64 ranks, groups, dimensions;
     const int8_t *node_resource, *node_action, *node_counts, *node_kind;
     const i64 *node_time, *node_size, *node_tag, *node_dimensions;
+    const i32 *node_within, *first_within, *num_within;
     const i32 *node_priority, *node_slot, *node_missing, *child, *program_of, *peer, *group_of, *member;
     const i64 *first_child, *first_node, *first_peer, *first_group, *first_member, *group_number, *size;
     const int8_t *topology, *flat;
@@ -109,6 +111,7 @@ typedef struct Engine {
     struct Engine *alone; /* for one phase that the formulas do not cover */
     i64 *alone_end;
     int failed;
+    i32 late; /* the rank whose time does not fit 64 bits, or none */
 } Engine;
 
 static i32 pool_take(Engine *e, Pool *pool, size_t width) {
@@ -144,7 +147,21 @@ static int is_before(const Event *one, const Event *other) {
     return one->time < other->time || (one->time == other->time && one->order < other->order);
 }
 
-static void push(Engine *e, i64 time, i32 what, i32 index) {
+static void too_long(Engine *e, i32 rank) {
+    if (!e->failed) e->late = rank;
+    e->failed = TOO_LONG;
+}
+
+/* A time in whole ns. */
+static i64 whole(Engine *e, i32 rank, double time) {
+    if (time < (double)MOST_NS) return (i64)time;
+    too_long(e, rank);
+    return 0;
+}
+
+/* `rank` is named if the time does not fit. */
+static void push(Engine *e, i32 rank, i64 time, i32 what, i32 index) {
+    if (time < 0 || time >= MOST_NS) { too_long(e, rank); return; }
     if (e->waiting == e->heap_room) {
         i64 room = e->heap_room ? 2 * e->heap_room : 1024;
         Event *heap = realloc(e->heap, room * sizeof(Event));
@@ -189,7 +206,7 @@ static void timer(Engine *e, i32 rank, i64 delay, i32 what, i32 index, i64 value
         if (e->failed) return;
         *ONE(slots, Slot, slot) = (Slot){e->rank[rank].timers, action, action, time};
         e->rank[rank].timers = slot;
-        push(e, time, TIMER, rank);
+        push(e, rank, time, TIMER, rank);
         return;
     }
     Slot *found = ONE(slots, Slot, slot);
@@ -208,7 +225,7 @@ static int first_difference(const Engine *e, i32 source, i32 target) {
 }
 
 /* Without congestion: only the lowest dimension in which the two differ is charged. */
-static i64 flight(const Engine *e, i32 source, i32 target, i64 size) {
+static i64 flight(Engine *e, i32 source, i32 target, i64 size) {
     int dimension = first_difference(e, source, target);
     if (dimension == e->dimensions) return 0;
     double hops = 1;
@@ -219,7 +236,7 @@ static i64 flight(const Engine *e, i32 source, i32 target, i64 size) {
         way = (way + n) % n;
         hops = (double)(way < n - way ? way : n - way);
     }
-    return (i64)(hops * e->latency[dimension] + (double)size / e->bandwidth[dimension]);
+    return whole(e, source, hops * e->latency[dimension] + (double)size / e->bandwidth[dimension]);
 }
 
 static void handle(Engine *e, Handler handler);
@@ -314,11 +331,13 @@ static void transmit(Engine *e, i64 link, i32 index) {
     Message *message = ONE(sent, Message, index);
     int dimension = dimension_of_link(e, link);
     double time = (double)message->size / e->bandwidth[dimension];
+    i32 rank = message->source;
+    if (message->size > INT64_MAX - e->link_bytes[link]) { too_long(e, rank); return; }
     e->link_is_busy[link] = 1;
     e->link_bytes[link] += message->size;
-    e->link_busy[link] += (i64)time;
-    push(e, e->now + (i64)(e->latency[dimension] + time), HOP, index);
-    push(e, e->now + (i64)time, LINK_FREE, (i32)link);
+    e->link_busy[link] += whole(e, rank, time);
+    push(e, rank, e->now + whole(e, rank, e->latency[dimension] + time), HOP, index);
+    push(e, rank, e->now + whole(e, rank, time), LINK_FREE, (i32)link);
 }
 
 static void put_on_link(Engine *e, i32 index) {
@@ -377,7 +396,7 @@ static void launch(Engine *e, i32 source, i32 target, i64 size, i64 tag, Handler
     *ONE(sent, Message, index) =
         (Message){NONE, represented(e, source), represented(e, target), source, 0, tag, size, sender};
     if (e->congestion && source != target) put_on_link(e, index);
-    else push(e, e->now + flight(e, source, target, size), ARRIVE, index);
+    else push(e, source, e->now + flight(e, source, target, size), ARRIVE, index);
 }
 
 static void post(Engine *e, i32 source, i32 target, i64 size, i64 tag, Handler handler) {
@@ -391,7 +410,7 @@ static void post(Engine *e, i32 source, i32 target, i64 size, i64 tag, Handler h
     if (channel->arrived) {
         channel->arrived--;
         drop_if_empty(e, place);
-        push(e, e->now, LATE_RECEIVE, posted);
+        push(e, target, e->now, LATE_RECEIVE, posted);
         return;
     }
     if (channel->first == NONE) channel->first = posted;
@@ -445,8 +464,10 @@ static i32 member_at(const Engine *e, i32 rank, i32 group, i32 dimension, i64 po
     return (i32)(rank + (position - here) * e->stride[dimension]);
 }
 
-static i64 reduce_time(const Engine *e, i64 size) {
-    return 3 * (i64)((double)size / e->memory_bandwidth * 1e9);
+static i64 reduce_time(Engine *e, i64 size) {
+    double once = (double)size / e->memory_bandwidth * 1e9;
+    if (3 * once >= (double)MOST_NS) { too_long(e, NONE); return 0; }
+    return 3 * (i64)once;
 }
 
 static int log2_floor(i64 n) { int bits = 0; while (n > 1) { n >>= 1; bits++; } return bits; }
@@ -852,13 +873,33 @@ static void by_messages(Engine *e, const Ring *ring, const Stream *like, const P
         s->phase = 0;
         alone->phases[stream * alone->most_phases] = *phase;
         set_up_phase(alone, stream);
-        push(alone, ring->start[i], START_ALONE, stream);
+        push(alone, s->rank, ring->start[i], START_ALONE, stream);
     }
     if (!alone->failed) run(alone);
-    if (alone->failed) e->failed = alone->failed;
+    if (alone->failed) e->failed = alone->failed, e->late = alone->late;
     alone->streams.used = 0;
     alone->streams.free = NONE;
     alone->now = 0;
+}
+
+/* Whether a phase ends within 64 bits even if every one of its messages goes the longest way. */
+static int fits(const Ring *ring, int pattern, i64 sends) {
+    Engine *e = ring->e;
+    i64 size = pattern == RING || pattern == DIRECT ? message_bytes(ring->kind, ring->size, ring->n) : ring->size;
+    double begin = 0, flight = 0, hops = 0;
+    for (i64 i = 0; i < ring->n; i++) if ((double)ring->start[i] > begin) begin = (double)ring->start[i];
+    for (i64 d = 0; d < e->dimensions; d++) {
+        double bytes = (double)size * (pattern == HALVING_DOUBLING && ring->kind == ALL_GATHER ? (double)ring->n : 1);
+        double way = e->topology[d] == WIRED_SWITCH ? 2 : e->topology[d] == WIRED_RING ? (double)(e->size[d] / 2) : 1;
+        hops = way * e->latency[d] > hops ? way * e->latency[d] : hops;
+        flight = bytes / e->bandwidth[d] > flight ? bytes / e->bandwidth[d] : flight;
+    }
+    double rounds = pattern == TREE ? 2.0 * log2_floor(ring->n) + 2 : pattern == DIRECT ? 2 : (double)sends;
+    int reduces = pattern == TREE || ring->kind == ALL_REDUCE || ring->kind == REDUCE_SCATTER;
+    double reduction = reduces ? 3 * ((double)size / e->memory_bandwidth * 1e9) : 0;
+    if (begin + (rounds + 1) * (hops + flight + (double)ring->delay + reduction) < (double)MOST_NS) return 1;
+    too_long(e, member_at(e, ring->rank, ring->group, ring->dimension, 0));
+    return 0;
 }
 
 static void end_at_once(Engine *e, Meeting *meeting) {
@@ -870,6 +911,7 @@ static void end_at_once(Engine *e, Meeting *meeting) {
     Ring ring = {e, local ? 0 : meeting->member_list, local ? -2 - meeting->member_list : NONE, phase->dimension, n,
                  local && phase->pattern != TREE ? e->local_delay : e->endpoint_delay, phase->size, phase->kind,
                  phase->clockwise, meeting->start, end};
+    if (!fits(&ring, phase->pattern, sends_of(phase->kind, phase->pattern, n))) { free(end); return; }
     if (phase->pattern == RING) ring_at_once(&ring);
     else if (phase->pattern == HALVING_DOUBLING) halving_at_once(&ring);
     else if (phase->pattern == TREE) tree_at_once(&ring, phase->variant);
@@ -1196,12 +1238,14 @@ static void memory_next(Engine *e) {
     serve_memory(e, e->memory_queue[at], e->memory_queue[at + 1]);
 }
 
+static void enter(Engine *e, i32 rank, i64 node);
+
 static void issue(Engine *e, i32 rank, i64 node) {
     Rank *r = &e->rank[rank];
     int resource = e->node_resource[node];
     i64 state = state_of(e, rank, node);
     e->start[state] = e->now;
-    if (resource == UNBOUND) r->free_receives--;
+    if (resource == UNBOUND && e->node_within[node] < 0) r->free_receives--;
     if (e->node_action[node] == NOTHING) {
         e->end[state] = e->now;
         free_children(e, rank, node);
@@ -1218,7 +1262,26 @@ static void issue(Engine *e, i32 rank, i64 node) {
         case RECEIVE: receive_message(e, peer, rank, e->node_size[node], e->node_tag[node], handler); break;
         case COLLECTIVE: issue_collective(e, rank, node); break;
         case MEMORY: ask_memory(e, rank, node); break;
+        case ENCLOSE: enter(e, rank, node); break;
     }
+}
+
+/* Start the nodes within a collective that wait for none of each other. */
+static void enter(Engine *e, i32 rank, i64 node) {
+    i64 first = e->first_within[node], end = first + e->num_within[node];
+    e->missing[state_of(e, rank, node)] = e->num_within[node];
+    for (i64 inner = first; inner < end; inner++)
+        if (!e->node_missing[inner]) issue(e, rank, inner);
+}
+
+/* A node within a collective is over: those behind it start at once, and the last one ends the collective. */
+static void inner_end(Engine *e, i32 rank, i64 node) {
+    i64 offset = state_of(e, rank, 0), enclosing = e->node_within[node];
+    e->rank[rank].in_flight--;
+    e->end[offset + node] = e->now;
+    for (i64 at = e->first_child[node]; at < e->first_child[node + 1]; at++)
+        if (--e->missing[offset + e->child[at]] == 0) issue(e, rank, e->child[at]);
+    if (--e->missing[offset + enclosing] == 0) node_end(e, rank, enclosing);
 }
 
 /* Issue what can be issued of the nodes that are free now, in the order of their ids. */
@@ -1244,6 +1307,7 @@ static void test_finished(Engine *e, i32 rank) {
 }
 
 static void node_end(Engine *e, i32 rank, i64 node) {
+    if (e->node_within[node] >= 0) { inner_end(e, rank, node); return; }
     Rank *r = &e->rank[rank];
     if (e->node_resource[node] != UNBOUND) r->slots[e->node_resource[node]] = 0;
     r->in_flight--;
@@ -1415,7 +1479,7 @@ static void run_programs(Engine *e) {
         i32 program = e->program_of[rank];
         if (program < 0) continue;
         for (i64 node = e->first_node[program + 1] - 1; node >= e->first_node[program]; node--)
-            if (!e->missing[state_of(e, rank, node)]) free_node(e, rank, node);
+            if (!e->missing[state_of(e, rank, node)] && e->node_within[node] < 0) free_node(e, rank, node);
     }
     for (i32 rank = 0; rank < e->ranks && !e->failed; rank++) {
         if (e->program_of[rank] < 0) continue;
@@ -1462,7 +1526,8 @@ static int read_plan(Engine *e, Buffers *b, PyObject *plan) {
         || !ARRAY(node_time, "node_time", 8, NULL) || !ARRAY(node_size, "node_size", 8, NULL)
         || !ARRAY(node_tag, "node_tag", 8, NULL) || !ARRAY(node_dimensions, "node_dimensions", 8, NULL)
         || !ARRAY(node_priority, "node_priority", 4, NULL) || !ARRAY(node_slot, "node_slot", 4, NULL)
-        || !ARRAY(node_missing, "node_missing", 4, NULL) || !ARRAY(child, "child", 4, NULL)
+        || !ARRAY(node_within, "node_within", 4, NULL) || !ARRAY(first_within, "first_within", 4, NULL)
+        || !ARRAY(num_within, "num_within", 4, NULL) || !ARRAY(node_missing, "node_missing", 4, NULL) || !ARRAY(child, "child", 4, NULL)
         || !ARRAY(program_of, "program_of", 4, &ranks) || !ARRAY(peer, "peer", 4, NULL)
         || !ARRAY(group_of, "group_of", 4, NULL) || !ARRAY(member, "member", 4, NULL)
         || !ARRAY(first_child, "first_child", 8, NULL) || !ARRAY(first_node, "first_node", 8, NULL)
@@ -1532,6 +1597,10 @@ static PyObject *run_plan(PyObject *self, PyObject *args) {
             Py_END_ALLOW_THREADS
         }
         if (e->failed == OUT_OF_MEMORY) PyErr_NoMemory();
+        else if (e->failed == TOO_LONG && e->late >= 0)
+            PyErr_Format(PyExc_OverflowError, "rank %d is busy for longer than 64 bits hold in ns (2^62 ns: 146 years)", (int)e->late);
+        else if (e->failed == TOO_LONG)
+            PyErr_SetString(PyExc_OverflowError, "ranks are busy for longer than 64 bits hold in ns (2^62 ns: 146 years)");
         else if (e->failed == FOLD_BROKEN) result = Py_NewRef(Py_None);
         else if (!PyErr_Occurred()) {
             PyObject *waiting = waiting_streams(e);

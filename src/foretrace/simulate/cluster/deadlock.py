@@ -71,7 +71,11 @@ class _Reader:
     def rank(self, rank: int) -> dict[str, Any]:
         """One rank that does not finish."""
         start, end = self._times(rank)
-        waits = [self._wait(rank, int(row), int(start[row])) for row in np.flatnonzero((start >= 0) & (end < 0))]
+        is_open = (start >= 0) & (end < 0)
+        within = self._program(rank).within
+        if within is not None:  # a collective of its own algorithm waits for what the nodes within it wait for
+            is_open[within[is_open & (within >= 0)]] = False
+        waits = [self._wait(rank, int(row), int(start[row])) for row in np.flatnonzero(is_open)]
         return {"rank": rank, "waits": waits, "blocked_nodes": int((start < 0).sum())}
 
     def _wait(self, rank: int, row: int, since_ns: int) -> dict[str, Any]:

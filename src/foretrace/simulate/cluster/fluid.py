@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from foretrace.machine.limits import MOST_NS
 from foretrace.machine.network import Network
 from foretrace.machine.system import RemoteMemory, System
 from foretrace.simulate import fair
 from foretrace.simulate.cluster.lower import Options, lower
-from foretrace.simulate.cluster.run import empty_outcome
+from foretrace.simulate.cluster.run import check_size, empty_outcome
 from foretrace.simulate.cluster.simulation import ClusterSimulation
 from foretrace.trace.graph import GraphError
 from foretrace.trace.workload import Workload
@@ -60,6 +61,8 @@ def fault_of(text: str, network: Network) -> fair.Fault:
         raise ValueError(f"{text!r} is no fault: write rank:3@1ms, or link:0:5@1ms-2ms=0.5")
     rank, dimension, at, which, begin, unit, end, end_unit, factor = found.groups()
     times = float(begin) * _UNITS_NS[unit], None if end is None else float(end) * _UNITS_NS[end_unit]
+    if max(times[0], times[1] or 0) > MOST_NS or float(factor or 0) > 1e6:
+        raise ValueError(f"{text!r} has a time above {MOST_NS:g} ns or a factor above 1e6")
     if times[1] is not None and times[1] <= times[0]:
         raise ValueError(f"{text!r} ends before it begins")
     if rank is not None:
@@ -95,6 +98,7 @@ def simulate_fluid(
         speed[rank] = factor
     options = Options(congestion=True, phases_at_once=False, fold=False)
     plan = lower(workload, network, system, memory or RemoteMemory(), options)
+    check_size(plan)
     try:
         activities = fair.lower(
             workload,
@@ -112,6 +116,8 @@ def simulate_fluid(
         found = fair.simulate(activities)
     except ValueError as error:
         raise GraphError(str(error)) from None
+    if found.finish_ns > MOST_NS or int(found.end_ns.min(initial=-1)) < -1:
+        raise GraphError("it takes longer than 64 bits hold in ns")
     outcome = empty_outcome(plan)
     outcome.start, outcome.end = fair.node_spans(activities, found)
     outcome.finish = fair.rank_finishes(activities, found)

@@ -49,6 +49,8 @@ def fold(plan: Plan) -> Fold | None:
     """The coarsest fold that can be shown to be exact; None where there is none, or where messages meet on links."""
     if plan.congestion or plan.rendezvous or plan.memory_pool or not plan.phases_at_once or plan.num_ranks < 2:
         return None
+    if (plan.node_action == Action.ENCLOSE).any():  # a collective of its own algorithm need not treat ranks alike
+        return None
     rings = _Rings(plan)
     color = np.asarray(plan.program_of, np.int64)
     count = -1

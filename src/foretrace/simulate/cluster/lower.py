@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretrace.machine.limits import (
+    MOST_CHUNKS,
+    MOST_DIRECT,
+    MOST_LINKS,
+    MOST_NS,
+    MOST_QUEUES,
+    MOST_QUEUES_OF_ALL,
+)
 from foretrace.machine.network import Network, Topology
 from foretrace.machine.system import (
     KINDS_WITH_ALGORITHM,
@@ -57,7 +65,7 @@ def lower(workload: Workload, network: Network, system: System, memory: RemoteMe
     _check_machine(workload, network, system, options)
     nodes = [_nodes(program, _path(workload, i), system, memory) for i, program in enumerate(workload.programs)]
     columns: dict[str, Any] = {name: np.concatenate([part[name] for part in nodes]) for name in nodes[0]}
-    _check_collectives(workload, system)
+    _check_collectives(workload, network, system)
     first_node = np.cumsum([0, *(program.num_nodes for program in workload.programs)]).astype(np.int64)
     first_child, child, missing = _children(workload.programs, first_node)
     first_peer, peer = _by_rank(workload, workload.peers)
@@ -68,6 +76,7 @@ def lower(workload: Workload, network: Network, system: System, memory: RemoteMe
     return Plan(
         **columns,
         node_missing=missing,
+        **_enclosures(workload.programs, first_node),
         first_child=first_child,
         child=child,
         first_node=first_node,
@@ -114,14 +123,42 @@ def _check_machine(workload: Workload, network: Network, system: System, options
         for algorithm, dimension in zip(algorithms, network.dimensions, strict=False):
             if algorithm.pattern is Pattern.DOUBLE_BINARY_TREE and dimension.size & (dimension.size - 1):
                 raise GraphError(f"a double binary tree over {dimension.size} ranks, which is no power of two")
-    largest = max((int(program.nodes["bytes"].max(initial=0)) for program in workload.programs), default=0)
-    slowest = min(dimension.bandwidth_bytes_per_ns for dimension in network.dimensions)
-    if largest * network.num_ranks > _MOST or largest * network.num_ranks / slowest > _MOST:
-        raise GraphError(f"a size of {largest} bytes takes times that 64 bits do not hold")
-    for program in workload.programs:
-        if float(program.nodes["duration_ns"].astype(np.float64).sum()) > _MOST:
-            raise GraphError("recorded durations add up to times that 64 bits do not hold")
+    _check_counts(network, options, system)
+    _check_times(workload, network)
     _check_groups(workload)
+
+
+def _check_counts(network: Network, options: Options, system: System) -> None:
+    """Refuse what takes all memory before there is an answer."""
+    ranks, dimensions = network.num_ranks, len(network.dimensions)
+    if options.queues > MOST_QUEUES:
+        raise GraphError(f"{options.queues} queues of a dimension: at most {MOST_QUEUES} are simulated")
+    if options.queues * dimensions * ranks > MOST_QUEUES_OF_ALL:
+        of_all = f"{options.queues} queues in {dimensions} dimensions of {ranks} ranks"
+        raise GraphError(f"{of_all}: at most {MOST_QUEUES_OF_ALL} in all are simulated")
+    if system.splits > MOST_CHUNKS:
+        raise GraphError(f"{system.splits} splits: at most {MOST_CHUNKS} are simulated")
+    wires = (one.size if one.topology is Topology.FULLY_CONNECTED else 2 for one in network.dimensions)
+    links = ranks * sum(wires) if options.congestion else 0
+    if links > MOST_LINKS:
+        raise GraphError(f"the network has {links} links: this fidelity simulates at most {MOST_LINKS}")
+
+
+def _check_times(workload: Workload, network: Network) -> None:
+    """Refuse sizes and durations that alone take longer than 64 bits hold; engines see to sums of them."""
+    slowest = min(dimension.bandwidth_bytes_per_ns for dimension in network.dimensions)
+    for index, program in enumerate(workload.programs):
+        size, time = program.nodes["bytes"], program.nodes["duration_ns"]
+        largest = int(size.max(initial=0))
+        if largest * network.num_ranks > _MOST or largest * network.num_ranks / slowest > _MOST:
+            where = f"{_path(workload, index)}{program.describe(int(size.argmax()))}"
+            raise GraphError(f"{where}: {largest} bytes take longer than 64 bits hold in ns")
+        if int(time.min(initial=0)) < 0:
+            where = f"{_path(workload, index)}{program.describe(int(time.argmin()))}"
+            raise GraphError(f"{where}: its duration is {int(time.min())} ns, below 0")
+        if float(time.astype(np.float64).sum()) > _MOST:
+            where = f"{_path(workload, index)}{program.describe(int(time.argmax()))}"
+            raise GraphError(f"{where} and others take longer together than 64 bits hold in ns")
 
 
 def _check_groups(workload: Workload) -> None:
@@ -168,13 +205,18 @@ def _nodes(program: Program, path: str, system: System, memory: RemoteMemory) ->
     ):
         action[kind == work] = what
     action[(kind == WorkKind.COLLECTIVE) & (nodes["collective"] == CommType.BROADCAST)] = Action.WAIT
+    is_inner = np.zeros(len(kind), np.bool_)
+    if program.within is not None:
+        is_inner = program.within >= 0
+        resource[is_inner] = Resource.NONE
+        action[program.within[is_inner]] = Action.ENCLOSE
     time = np.where(nodes["duration_ns"] == 0, _NO_TIME_NS, nodes["duration_ns"])
     counts = (resource == Resource.COMPUTE) & (kind == WorkKind.COMPUTE)
     if system.replay_only:
         action[:] = Action.WAIT
         counts = resource != Resource.HOST
     elif system.roofline:
-        _roofline(program, path, system, (kind == WorkKind.COMPUTE) & ~on_host, time, action)
+        _roofline(program, path, system, (kind == WorkKind.COMPUTE) & ~on_host & ~is_inner, time, action)
     if not system.replay_only:
         _memory(program, path, memory, kind == WorkKind.MEMORY, time)
         _check(program, path, action, on_host)
@@ -214,7 +256,10 @@ def _roofline(
     rows = np.flatnonzero(computes & (size > 0))
     intensity = flops[rows].astype(np.float64) / size[rows].astype(np.float64)
     rate = np.minimum(system.memory_bytes_per_s * intensity, system.peak_flops_per_s)
-    time[rows] = (flops[rows].astype(np.float64) / rate * 1e9).astype(np.int64)
+    wanted = flops[rows].astype(np.float64) / rate * 1e9
+    for row in rows[~(wanted <= MOST_NS)][:1]:
+        raise GraphError(f"{path}{program.describe(row)} takes longer than 64 bits hold in ns")
+    time[rows] = wanted.astype(np.int64)
 
 
 def _memory(
@@ -235,23 +280,26 @@ def _check(program: Program, path: str, action: NDArray[np.int8], on_host: NDArr
     collective, size = program.nodes["collective"], program.nodes["bytes"]
     is_message = (action == Action.SEND) | (action == Action.RECEIVE)
     is_collective = action == Action.COLLECTIVE
+    is_any = is_collective | is_message | (action == Action.ENCLOSE)
     for row in np.flatnonzero(is_collective & ~np.isin(collective, KINDS_WITH_ALGORITHM))[:1]:
         kinds = [kind.value for kind in CommType]
         name = CommType(collective[row]).label if collective[row] in kinds else str(collective[row])
         raise GraphError(f"{path}{program.describe(row)}: no algorithm for the collective {name}")
-    for row in np.flatnonzero((is_collective | is_message) & (size <= 0))[:1]:
+    for row in np.flatnonzero(is_any & (size <= 0))[:1]:
         raise GraphError(f"{path}{program.describe(row)}: its comm_size is {size[row]}, must be at least 1")
-    for row in np.flatnonzero((is_collective | is_message) & on_host)[:1]:
+    for row in np.flatnonzero(is_any & on_host)[:1]:
         raise GraphError(f"{path}{program.describe(row)}: communication that is_cpu_op says is on the host")
 
 
-def _check_collectives(workload: Workload, system: System) -> None:
+def _check_collectives(workload: Workload, network: Network, system: System) -> None:
     """Refuse collectives for which the system has no algorithm, or chunks that are empty."""
     if system.replay_only:
         return
     for index, program in enumerate(workload.programs):
         kinds, size = program.nodes["collective"], program.nodes["bytes"]
         is_collective = program.nodes["kind"] == WorkKind.COLLECTIVE
+        if program.within is not None:
+            is_collective[program.within[program.within >= 0]] = False
         for kind in KINDS_WITH_ALGORITHM:
             rows = np.flatnonzero(is_collective & (kinds == kind))
             if not len(rows):
@@ -262,6 +310,7 @@ def _check_collectives(workload: Workload, system: System) -> None:
             reduces = kind in (CommType.ALL_REDUCE, CommType.REDUCE_SCATTER)
             if (reduces or Pattern.DOUBLE_BINARY_TREE in patterns) and not system.memory_bytes_per_s:
                 raise GraphError("collectives that reduce need local-mem-bw in the system's file")
+            _check_direct(workload, network, system.algorithms[kind])
             if kind is CommType.ALL_TO_ALL and Pattern.HALVING_DOUBLING in patterns:
                 raise GraphError("halving-doubling has no all-to-all; choose ring or direct")
         few = is_collective & (kinds == CommType.ALL_GATHER) & (size < system.splits)
@@ -272,6 +321,16 @@ def _check_collectives(workload: Workload, system: System) -> None:
         _check_trees(workload, index, system)
 
 
+def _check_direct(workload: Workload, network: Network, algorithms: Sequence[Algorithm]) -> None:
+    """Refuse that very many ranks send to each other: memory and time grow with the square."""
+    sizes = [network.num_ranks] if algorithms[0].flat else [dimension.size for dimension in network.dimensions]
+    of_rings = [n for n, one in zip(sizes, algorithms, strict=False) if one.pattern is Pattern.DIRECT]
+    if len(algorithms) == 1 and of_rings:
+        of_rings += [len(group.ranks) for group in workload.groups[1:] if len(group.ranks) != network.num_ranks]
+    if max(of_rings, default=0) > MOST_DIRECT:
+        raise GraphError(f"a direct collective of {max(of_rings)} ranks: at most {MOST_DIRECT}; choose ring")
+
+
 def _check_trees(workload: Workload, index: int, system: System) -> None:
     """Groups that are no whole world run on one ring; a tree of them does not exist."""
     program = workload.programs[index]
@@ -280,10 +339,26 @@ def _check_trees(workload: Workload, index: int, system: System) -> None:
         if all(len(workload.groups[g].ranks) in (0, workload.num_ranks) for g in np.unique(groups)):
             continue
         mine = (program.nodes["kind"] == WorkKind.COLLECTIVE) & (program.nodes["slot"] == slot)
+        if program.within is not None:
+            mine[program.within[program.within >= 0]] = False
         for kind in np.unique(program.nodes["collective"][mine]):
             algorithms: tuple[Algorithm, ...] = system.algorithms.get(CommType(kind), ())
             if len(algorithms) == 1 and algorithms[0].pattern is Pattern.DOUBLE_BINARY_TREE:
                 raise GraphError(f"{_path(workload, index)}a group cannot run the double binary tree: choose ring")
+
+
+def _enclosures(programs: list[Program], first_node: NDArray[np.int64]) -> dict[str, Any]:
+    """Columns for collectives that run an algorithm of their own, and for the nodes within them."""
+    within = np.full(int(first_node[-1]), -1, np.int32)
+    first, count = np.zeros_like(within), np.zeros_like(within)
+    for program, begin in zip(programs, first_node, strict=False):
+        if program.within is None:
+            continue
+        inner = np.flatnonzero(program.within >= 0)
+        within[begin + inner] = begin + program.within[inner]
+        owner, at, size = np.unique(program.within[inner], return_index=True, return_counts=True)
+        first[begin + owner], count[begin + owner] = begin + inner[at], size
+    return {"node_within": within, "first_within": first, "num_within": count}
 
 
 def _children(

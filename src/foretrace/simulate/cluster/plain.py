@@ -25,8 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from foretrace.machine.limits import MOST_NS
 from foretrace.machine.system import KINDS_WITH_ALGORITHM, Pattern
 from foretrace.simulate.cluster.plan import I64, Action, Outcome, Plan, Resource
+from foretrace.trace.graph import GraphError
 from foretrace.trace.workload import CommType
 
 Event = Callable[[], None]
@@ -60,6 +62,8 @@ class _Clock:
         self._due: dict[int, list[Event]] = {}
 
     def at(self, time: int, event: Event) -> None:
+        if time >= MOST_NS:
+            raise GraphError("ranks are busy for longer than 64 bits hold in ns (2^62 ns: 146 years)")
         due = self._due.get(time)
         if due is None:
             self._due[time] = [event]
@@ -1027,6 +1031,8 @@ class _Nodes:
         self.priority: list[int] = plan.node_priority.tolist()
         self.slot: list[int] = plan.node_slot.tolist()
         self.dimensions: list[int] = plan.node_dimensions.tolist()
+        self.within: list[int] = plan.node_within.tolist()
+        self.inner: list[tuple[int, int]] = list(zip(plan.first_within.tolist(), plan.num_within.tolist(), strict=True))
         self._first_child: list[int] = plan.first_child.tolist()
         self._child: list[int] = plan.child.tolist()
 
@@ -1054,7 +1060,10 @@ class _Program:
         self._timers = _Timers(cluster.clock)
         self.system = _System(cluster, rank, self._timers, self._finish)
         self._missing: list[int] = plan.node_missing[self.first : last].tolist()
-        self._free = [node for node in range(self.first, last) if not self._missing[node - self.first]]
+        nodes = cluster.nodes
+        self._free = [
+            node for node in range(self.first, last) if not self._missing[node - self.first] and nodes.within[node] < 0
+        ]
         self._occupied = [False] * len(Resource)
         self._issued = 0  # and unfinished
 
@@ -1068,7 +1077,8 @@ class _Program:
 
     def _issue(self, node: int) -> None:
         nodes = self._nodes
-        del self._free[bisect_left(self._free, node)]
+        if nodes.within[node] < 0:
+            del self._free[bisect_left(self._free, node)]
         self._occupied[nodes.resource[node]] = nodes.resource[node] != Resource.NONE
         self._issued += 1
         self.start[node - self.first] = self._cluster.clock.now
@@ -1087,6 +1097,8 @@ class _Program:
                 self._cluster.mail.receive(envelope, partial(self._finish, node))
             case Action.MEMORY:
                 self._cluster.memory.request(self._timers, nodes.time[node], partial(self._finish, node))
+            case Action.ENCLOSE:
+                self._enter(node)
 
     def _peer(self, node: int) -> int:
         plan = self._cluster.plan
@@ -1096,9 +1108,31 @@ class _Program:
         plan, slot = self._cluster.plan, self._nodes.slot[node]
         return -1 if slot < 0 else int(plan.group_of[plan.first_group[self._rank] + slot])
 
+    def _enter(self, node: int) -> None:
+        """Start the nodes within a collective that wait for none of each other."""
+        first, count = self._nodes.inner[node]
+        self._missing[node - self.first] = count
+        for inner in [i for i in range(first, first + count) if not self._missing[i - self.first]]:
+            self._issue(inner)
+
     def _finish(self, node: int) -> None:
+        if self._nodes.within[node] >= 0:
+            self._finish_inner(node, self._nodes.within[node])
+            return
         self._complete(node)
         self.proceed()
+
+    def _finish_inner(self, node: int, enclosing: int) -> None:
+        """A node within a collective is over: those behind it start at once, and the last one ends the collective."""
+        self._issued -= 1
+        self.end[node - self.first] = self._cluster.clock.now
+        for child in self._nodes.children(node):
+            self._missing[child - self.first] -= 1
+            if not self._missing[child - self.first]:
+                self._issue(child)
+        self._missing[enclosing - self.first] -= 1
+        if not self._missing[enclosing - self.first]:
+            self._finish(enclosing)
 
     def _complete(self, node: int) -> None:
         """A node is over: make room and free those that waited for it."""

@@ -34,6 +34,7 @@ class Action(enum.IntEnum):
     SEND = 3
     RECEIVE = 4
     MEMORY = 5  # a request to remote memory that takes ``node_time`` once it is served
+    ENCLOSE = 6  # a collective by an algorithm of its own: it ends when the nodes within it have ended
 
 
 @dataclass
@@ -51,6 +52,8 @@ class Plan:
         node_slot: column of the rank's peers or groups, -1 for a collective of all. node_dimensions: bit i: dimension i
             is involved (groups involve all).
         node_missing: dependencies of a node, each once.
+        node_within: the row of the `Action.ENCLOSE` that a node is a part of, -1 elsewhere. first_within, num_within:
+            of such an action, where its nodes begin, and how many there are.
         first_child, child: CSR over nodes: who waits for it (rows over all programs).
         first_node: where each program's nodes begin and end, shape ``(programs + 1,)``.
         program_of: of each rank.
@@ -75,6 +78,9 @@ class Plan:
     node_slot: I32
     node_dimensions: I64
     node_missing: I32
+    node_within: I32
+    first_within: I32
+    num_within: I32
     first_child: I64
     child: I32
     first_node: I64

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.machine.limits import MOST_CHUNKS_OF_ALL, MOST_NODES
 from foretrace.simulate.cluster.fold import Fold, fold
-from foretrace.simulate.cluster.plan import Outcome, Plan
+from foretrace.simulate.cluster.plan import Action, Outcome, Plan
+from foretrace.trace.graph import GraphError
 
 try:
     _engine: Any = importlib.import_module("foretrace.simulate.cluster._engine")
@@ -35,11 +37,28 @@ def empty_outcome(plan: Plan) -> Outcome:
     )
 
 
+def check_size(plan: Plan) -> None:
+    """Refuse what takes all memory before there is an answer; ranks that another one stands for take none.
+
+    Raises:
+        GraphError: naming what is too much.
+    """
+    ranks, nodes = int((plan.program_of >= 0).sum()), int(plan.first_state[-1])
+    if nodes > MOST_NODES:
+        raise GraphError(f"{nodes} nodes on {ranks} ranks: at most {MOST_NODES} are simulated; take fewer")
+    if plan.splits * ranks > MOST_CHUNKS_OF_ALL and (plan.node_action == Action.COLLECTIVE).any():
+        raise GraphError(
+            f"{plan.splits} chunks of a collective on {ranks} ranks: at most {MOST_CHUNKS_OF_ALL} chunks in all are "
+            "simulated; take fewer of either"
+        )
+
+
 def run_plan(plan: Plan, can_fold: bool = True) -> Outcome:
     """Simulate; with ``can_fold`` ranks that provably do the same are simulated once, and the outcome is unfolded."""
     if _engine is None:
         from foretrace.simulate.cluster.plain import run
 
+        check_size(plan)
         return run(plan)
     folded = fold(plan) if can_fold else None
     outcome = _run_folded(plan, folded) if folded is not None else None
@@ -67,8 +86,12 @@ def _is_mixed(plan: Plan, outcome: Outcome) -> bool:
 
 def _run(plan: Plan, folded: Fold | None) -> Outcome | None:
     """The outcome of a plan; None if ranks that were folded turn out to differ."""
+    check_size(plan)
     outcome = empty_outcome(plan)
-    found = _engine.run(plan, folded, outcome)
+    try:
+        found = _engine.run(plan, folded, outcome)
+    except OverflowError as error:
+        raise GraphError(str(error)) from None
     if found is None:
         return None
     waiting = np.array(found[0], np.int64).reshape(-1, len(_WAITING))

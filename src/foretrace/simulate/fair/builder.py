@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from foretrace.machine.limits import MOST_ACTIVITIES
 from foretrace.simulate.fair.plan import F64, I32, I64, FairPlan, Kind, csr
 from foretrace.simulate.fair.wiring import Wiring
 
@@ -44,13 +45,30 @@ class Builder:
         takes: ArrayLike = -1,
         gives: ArrayLike = -1,
     ) -> I64:
-        """Activities of one kind; arguments are broadcast, and so is the shape of the numbers that are returned."""
+        """Activities of one kind; arguments are broadcast, and so is the shape of the numbers that are returned.
+
+        Raises:
+            ValueError: if there are more activities than can be simulated.
+        """
         values = np.broadcast_arrays(np.int8(kind), rank, work, peer, priority, takes, gives)
+        self.reserve(values[0].size)
         for (name, dtype), value in zip(_COLUMNS, values, strict=True):
             self._blocks[name].append(value.ravel().astype(dtype))
         numbers = np.arange(self.count, self.count + values[0].size, dtype=np.int64).reshape(values[0].shape)
         self.count += values[0].size
         return numbers
+
+    def reserve(self, count: int) -> None:
+        """Refuse so many activities more if they are too many, before time is spent on them.
+
+        Raises:
+            ValueError: saying how many there may be.
+        """
+        if self.count + count > MOST_ACTIVITIES:
+            raise ValueError(
+                f"the fluid model has more than {MOST_ACTIVITIES} messages and computations here: take fewer ranks or "
+                "chunks, or another fidelity"
+            )
 
     def queues(self, *shape: int, slots: int = 1) -> I64:
         """The numbers of new queues."""

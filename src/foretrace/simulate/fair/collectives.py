@@ -95,7 +95,10 @@ class Collectives:
         chunks, active = max(self.system.splits, 1), max(self.system.active_chunks, 1)
         order = phases(kind, len(lines), self.system.local_bandwidth_aware)
         over: list[list[I64]] = []
+        before = self.builder.count
         for chunk in range(chunks):
+            if chunk == 1:
+                self.builder.reserve((self.builder.count - before) * (chunks - 1))
             at, left, ends = enter, size / chunks, list[I64]()
             for number, (part, dimension) in enumerate(order):
                 if chunk >= active:

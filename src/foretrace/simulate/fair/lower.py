@@ -124,6 +124,7 @@ class _Lowering:
         kind, on_host = program.nodes["kind"], program.nodes["on_host"]
         begin = np.zeros((len(ranks), program.num_nodes), np.int64)
         end = np.zeros_like(begin)
+        inner = np.zeros(len(kind), np.bool_) if program.within is None else program.within >= 0
         priority = -program.nodes["priority"].astype(np.int64)
         work = durations(program, self.system)
         b = self.builder
@@ -131,13 +132,15 @@ class _Lowering:
         begin[:, rows] = end[:, rows] = b.add(Kind.INSTANT, np.repeat(ranks[:, None], rows.sum(), axis=1))
         for rows, queues, what in (
             ((kind == WorkKind.COMPUTE) & on_host, self.host, Kind.DELAY),
-            ((kind == WorkKind.COMPUTE) & ~on_host, self.compute, Kind.COMPUTE),
+            ((kind == WorkKind.COMPUTE) & ~on_host & ~inner, self.compute, Kind.COMPUTE),
         ):
             queue = queues[ranks][:, None]
             tasks = b.add(what, ranks[:, None], work[rows], priority=priority[rows], takes=queue, gives=queue)
             begin[:, rows] = end[:, rows] = tasks
+        rows = (kind == WorkKind.COMPUTE) & inner
+        begin[:, rows] = end[:, rows] = b.add(Kind.DELAY, ranks[:, None], work[rows])
         rows = np.isin(kind, (WorkKind.SEND, WorkKind.COLLECTIVE, WorkKind.MEMORY, WorkKind.RECEIVE))
-        slot = np.where(kind[rows] != WorkKind.RECEIVE, self.slot[ranks][:, None], -1)
+        slot = np.where((kind[rows] != WorkKind.RECEIVE) & ~inner[rows], self.slot[ranks][:, None], -1)
         begin[:, rows] = b.add(Kind.INSTANT, ranks[:, None], priority=priority[rows], takes=slot)
         end[:, rows] = b.add(Kind.INSTANT, ranks[:, None], priority=priority[rows], gives=slot)
         if self.system.replay_only:
@@ -146,6 +149,9 @@ class _Lowering:
             for communication in (WorkKind.SEND, WorkKind.RECEIVE, WorkKind.COLLECTIVE):
                 self._remember(number, ranks, communication, begin, end)
             self._memory(program, ranks, begin, end)
+        if program.within is not None:  # nodes of a collective's own algorithm begin with it, and it ends with them
+            b.wait(begin[:, program.within[inner]], begin[:, inner])
+            b.wait(end[:, inner], end[:, program.within[inner]])
         waiter = np.repeat(np.arange(program.num_nodes), np.diff(program.first_dependency))
         b.wait(end[:, program.dependency], begin[:, waiter])
         place = self.first_node[ranks][:, None] + np.arange(program.num_nodes)
@@ -175,6 +181,8 @@ class _Lowering:
         """Put the nodes of a kind aside until the partners of all ranks are known."""
         program = self.workload.programs[number]
         rows = np.flatnonzero(program.nodes["kind"] == kind)
+        if program.within is not None:
+            rows = np.setdiff1d(rows, program.within)
         if not len(rows):
             return
         slot = program.nodes["slot"][rows]
@@ -245,6 +253,9 @@ class _Lowering:
             if shape.grid:
                 members = members[np.argsort(rows.rank[members])]
             batches[shape].append(members)
+        expanded = (one for shape, found in batches.items() if shape.kind in KINDS_WITH_ALGORITHM for one in found)
+        # Each member has a message and a delay of each chunk, or more.
+        self.builder.reserve(2 * self.system.splits * sum(len(one) for one in expanded))
         expander = Collectives(self.builder, self.system)
         for shape, found in batches.items():
             which = np.stack(found)

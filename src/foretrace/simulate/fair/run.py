@@ -83,7 +83,7 @@ def rank_finishes(plan: FairPlan, outcome: FairOutcome) -> I64:
 
 
 def _rounded(time: F64, order: I64) -> I64:
-    """Whole ns in the plan's order; -1 stays."""
+    """Whole ns in the plan's order; -1 stays, and what is beyond 64 bits ends just below them."""
     whole = np.empty(len(time), np.int64)
-    whole[order] = np.where(time < 0, -1, np.floor(time + 0.5)).astype(np.int64)
+    whole[order] = np.where(time < 0, -1, np.floor(np.minimum(time, 2.0**62.5) + 0.5)).astype(np.int64)
     return whole
