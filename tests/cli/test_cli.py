@@ -1,7 +1,11 @@
-"""The command line as a user meets it: a process, its output, its exit code."""
+"""The command line as a user meets it: its output, its exit code, and what it does as a process."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
+import io
+import itertools
 import json
 import os
 import re
@@ -15,15 +19,11 @@ from typing import Any
 
 import pytest
 
+from tests.cli.command import run, run_process
 from tests.formats.builder import small_trace, write
 
 ROOT = Path(__file__).parents[2]
 PARTS = {"exposed_compute_ns", "exposed_communication_ns", "overlapped_ns", "memory_ns", "idle_ns"}
-
-
-def run(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foretrace", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
 def document(*words: str | Path) -> Any:
@@ -128,9 +128,15 @@ def test_user_table_of_kernels(two_ranks: Path) -> None:
 
 
 def test_help_and_version() -> None:
-    done = run("--help")
+    done = run_process("--help")
     assert done.returncode == 0 and "Look" in done.stdout
-    assert run("--version").stdout.startswith("foretrace ")
+    assert run_process("--version").stdout.startswith("foretrace ")
+
+
+def test_a_process_answers_as_the_function_does(two_ranks: Path) -> None:
+    for words in (("analyze", two_ranks, "--json"), ("info", two_ranks), ("analyze", "nope.json"), ("nonsense",)):
+        process, here = run_process(*words, cwd=two_ranks), run(*words, cwd=two_ranks)
+        assert (process.returncode, process.stdout, process.stderr) == (here.returncode, here.stdout, here.stderr)
 
 
 def test_closed_pipe(two_ranks: Path) -> None:
@@ -181,6 +187,16 @@ if "RANK" in os.environ:
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def run_line(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A line of a page as a shell in the folder would run it; a shell itself does where more than a command is told."""
+    words = shlex.split(line)
+    if words[1] == "capture" or set(line) & set("|&;<>$`~{}[]?()"):
+        environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        return subprocess.run(line, shell=True, capture_output=True, text=True, cwd=folder, env=environment)
+    expanded = [sorted(glob.glob(word, root_dir=folder)) or [word] for word in words[1:]]
+    return run(*itertools.chain(*expanded), cwd=folder)
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "import foretrace" in page.read_text()], ids=lambda page: page.name
 )
@@ -194,14 +210,18 @@ def test_documented_commands_and_examples_run(tmp_path: Path, page: Path) -> Non
             (ROOT / "tests" / "data" / "gloo-ddp" / f"rank{rank}.json.gz").read_bytes()
         )
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "corpus.txt").write_text((ROOT / "README.md").read_text() * 2)
     shell = "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
     commands = re.findall(r"^foretrace .*$", shell, re.MULTILINE)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command in commands:
-        done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        done = run_line(command, tmp_path)
         assert done.returncode == 0, (command, done.stderr)
     blocks = [b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "foretrace" in b]
     assert blocks
     for block in blocks:
-        done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, (block, done.stderr)
+        if "foretrace.capture" in block:  # it would stay in this process
+            done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path)
+            assert done.returncode == 0, (block, done.stderr)
+        else:
+            with contextlib.chdir(tmp_path), contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(block, f"<{page.name}>", "exec"), {"__name__": "__main__"})

@@ -14,7 +14,8 @@ import pytest
 
 from foretrace.formats import detect
 from foretrace.formats.chakra.read import read_chakra
-from tests.cli.test_predict import assert_refused, document, run
+from tests.cli.command import run
+from tests.cli.test_predict import assert_refused, document
 from tests.estimate.test_exchange import operators, timelines
 from tests.formats.builder import small_trace, write
 from tests.formats.chakra_files import SCHEMA, et
