@@ -8,7 +8,7 @@ BROWSER := $(VENV)/.browser
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test test-slow lint format demo bench docs clean
+.PHONY: help setup test test-slow lint format demo llama bench docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
@@ -51,6 +51,9 @@ format: setup  ## rewrite the sources in the project's style
 
 demo: setup  ## train a small model in two processes, then look at its traces
 	$(BIN)/python demo/run.py
+
+llama: setup  ## train a million parameters on a novel, then look at the model and its trace
+	$(BIN)/python demo/llama.py $(ARGS)
 
 bench: setup  ## measure against the peers, into docs/benchmarks.md
 	$(BIN)/python benchmarks/run.py

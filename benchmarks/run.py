@@ -11,6 +11,7 @@ from pathlib import Path
 import accuracy
 import cluster
 import exchange
+import llama
 from method import PAIRS, alternate, machine, ratio_of_pairs, run_worker
 
 HERE = Path(__file__).parent
@@ -41,6 +42,7 @@ def main() -> None:
         exchange.chakra(options.traces),
         exchange.capture(options.pairs),
         cluster.simulation(options.reference),
+        llama.section(options.pairs),
     ]
     page = ROOT / "docs" / "benchmarks.md"
     text = (HERE / "page.md").read_text().replace("{machine}", head).replace("{sections}", "\n\n".join(sections))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from foretrace import FormatError, __version__
-from foretrace.cli import capture, convert, generate, lint, predict, show
+from foretrace.cli import capture, convert, generate, lint, llama, predict, show
 from foretrace.cli.files import check_writable, read_job, write_atomically
 from foretrace.cli.options import AsJson, Cache, NoPython, Paths, print_json
 
@@ -154,6 +154,7 @@ app.command(rich_help_panel=convert.PANEL)(convert.convert)
 app.command(rich_help_panel=convert.PANEL)(lint.lint)
 # What follows the program belongs to it.
 app.command(rich_help_panel=convert.PANEL, context_settings={"allow_interspersed_args": False})(capture.capture)
+app.add_typer(llama.app, name="llama", rich_help_panel=llama.PANEL)
 
 
 def _use_rules(job: Any, path: Path) -> None:
@@ -178,6 +179,8 @@ def main() -> None:
         _fail(f"{error.format_message() or 'no command'}; see foretrace --help")  # type: ignore[attr-defined]
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
+    except MemoryError:
+        _fail("there is not enough memory; take fewer or smaller files, or a larger machine")
     except OSError as error:
         # What is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -35,6 +35,7 @@ def generate(
     seed: int | None = None,
     on_token: Callable[[int, int], None] | None = None,
     with_log_probabilities: bool = False,
+    vocabulary: int | None = None,
 ) -> list[Answer]:
     """Continue prompts, all in one batch.
 
@@ -45,6 +46,8 @@ def generate(
         stop: tokens that end an answer.
         seed: of the draws.
         on_token: called with the row and each token of an answer.
+        with_log_probabilities: note them, too.
+        vocabulary: tokens that there are, where the model has room for more; all of the model's if None.
 
     Raises:
         ValueError: see `Decoder.prefill`.
@@ -55,6 +58,7 @@ def generate(
     logits = decoder.prefill(prompts)
     room = min(most, decoder.slots - max(len(prompt) for prompt in prompts))
     for place in range(room):
+        logits = logits[:, :vocabulary]
         tokens = sampling.draw(logits, generator)
         chosen = tokens.tolist()
         scores = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0].tolist() if with_log_probabilities else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -47,12 +47,8 @@ class Trainer:
         self._peak: float | None = None
         self._flops = 0
 
-    def run(self, on_step: Callable[[Metrics], None] | None = None, until: int | None = None) -> None:
-        """Train up to step ``until``, or to the end.
-
-        Args:
-            on_step: called after each step, on every rank.
-        """
+    def steps(self, until: int | None = None) -> Iterator[Metrics]:
+        """Train up to step ``until``, or to the end; what came of each step."""
         peak = peak_flops_per_s(self.world.device, self.settings.dtype)
         self._peak = None if peak is None else peak * self.world.size
         begin = last = time.perf_counter()
@@ -62,9 +58,8 @@ class Trainer:
             rate = targets / (now - last)
             mfu = None if self._peak is None else self._flops / (now - last) / self._peak
             last = now
-            if on_step:
-                rate_used = self.settings.learning_rate(self.step - 1)
-                on_step(Metrics(self.step, loss, self.tokens, rate, mfu, rate_used, norm, now - begin))
+            learning_rate = self.settings.learning_rate(self.step - 1)
+            yield Metrics(self.step, loss, self.tokens, rate, mfu, learning_rate, norm, now - begin)
 
     def train_step(self) -> tuple[float, float, int]:
         """One step of the optimizer: the mean loss, the norm of the gradients before clipping, and the targets."""
@@ -107,6 +102,10 @@ class Trainer:
             logits_BTV = self.model(batch.tokens_BT.to(device), positions_BT, attend)
         targets = batch.targets_BT.to(device).flatten()
         return cross_entropy(logits_BTV.float().flatten(0, 1), targets, reduction="sum")
+
+    def whole_model(self) -> Llama | None:
+        """The model with all weights, on one rank; None on the others."""
+        return self.world.whole(self.model, self.config)
 
     def progress(self) -> dict[str, Any]:
         """What has to be kept beside the model and the optimizer, to go on exactly."""
